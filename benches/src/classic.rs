@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_client_receives_block() {
+    fn udp_client_receives_block_and_missing_server_is_an_error() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("the socket can be opened");
         let address = socket.local_addr().expect("the socket has an address");
         thread::spawn(move || blocks(&socket));

@@ -383,7 +383,7 @@ impl Client {
         }
         ensure!(
             head.is_none() && got == size,
-            "{got} of {size} bytes arrived"
+            "the answer is incomplete or too long: {got} bytes instead of {size}"
         );
         Ok(())
     }
@@ -398,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_set_has_the_specified_sizes() {
+    fn file_set_has_16_sizes_from_smallest_to_largest() {
         let sizes = sizes(76_000, 1_800_000);
         assert_eq!(sizes.len(), 16);
         assert_eq!((sizes[0], sizes[15]), (76_000, 1_800_000));
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_reproduces_requests() {
+    fn file_client_seed_reproduces_requests() {
         let draw = |seed| {
             let mut lots = Lots(seed);
             (0..32).map(|_| lots.below(16)).collect::<Vec<_>>()
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn server_never_exceeds_its_capacity() {
+    fn file_server_never_sends_more_than_its_capacity() {
         let asked = runtime()
             .expect("the runtime can be started")
             .block_on(async {

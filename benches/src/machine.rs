@@ -116,7 +116,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads `/proc`, which takes some milliseconds.
+    /// Reads the CPU times of all processes and threads from `/proc`, which takes some
+    /// milliseconds.
     #[must_use]
     pub fn take() -> Self {
         let mut tasks = HashMap::new();
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_includes_exited_programs() {
+    fn processor_usage_includes_exited_child_programs() {
         let first = Snapshot::take();
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
         let nested = format!("sh -c '{spin}'; true");

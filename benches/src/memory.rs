@@ -540,7 +540,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn example_packet_is_valid() {
+    fn example_packet_of_memory_benchmark_is_valid() {
         let bytes = example();
         let packet = parse::ipv4(&bytes[14..], false).expect("the packet is parsed");
         assert_eq!(packet.src, Ipv4Addr::new(10, 128, 0, 1));

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn median_does_not_depend_on_order() {
+    fn median_does_not_depend_on_order_of_values() {
         assert_eq!(Spread::of([]), None);
         let three = Spread::of([3.0, 1.0, 2.0]).expect("the values have a median");
         assert_eq!(

@@ -105,7 +105,7 @@ fn download(stream: &mut TcpStream, bytes: u64, close: bool) -> Result<()> {
     let mut got = (came - head) as u64;
     while got < bytes {
         let count = stream.read(&mut buffer)?;
-        ensure!(count > 0, "{got} of {bytes} bytes arrived");
+        ensure!(count > 0, "the answer ended after {got} of {bytes} bytes");
         got += count as u64;
     }
     ensure!(got == bytes, "{got} bytes arrived instead of {bytes}");

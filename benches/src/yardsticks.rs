@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yardstick_programs_compile() {
+    fn yardstick_programs_compile_and_measure_table() {
         let yardsticks = Yardsticks::build().expect("the yardsticks can be compiled");
         let mut table = LineTable::new(&yardsticks, 1000, 10, 0).expect("the table is allocated");
         assert!(table.measure().expect("the table can be measured") > 0.0);

@@ -70,6 +70,6 @@ fn embed_refuses_invalid_arguments_with_the_reason() {
     };
     assert!(run(&[]).contains("usage: embed"));
     assert!(run(&["127.0.0.1:0", "best", "127.0.0.1:1"]).contains("no scheduler best"));
-    assert!(run(&["127.0.0.1:0", "rr", "nowhere"]).contains("nowhere: not an address"));
+    assert!(run(&["127.0.0.1:0", "rr", "nowhere"]).contains("nowhere is not an address"));
     assert!(run(&["127.0.0.1:0", "rr", "127.0.0.1:1=-1"]).contains("below 0"));
 }

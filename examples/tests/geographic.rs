@@ -3,7 +3,7 @@
 use std::process::Command;
 
 #[test]
-fn geographic_clients_use_servers_of_their_region_until_it_is_drained() {
+fn geographic_clients_use_servers_of_their_region_until_region_is_drained() {
     let output = Command::new(env!("CARGO_BIN_EXE_geographic"))
         .output()
         .unwrap();

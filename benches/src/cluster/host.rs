@@ -282,7 +282,7 @@ impl Host {
             let Some(own) = line.strip_prefix(MARK) else {
                 ensure!(
                     printed.len() + line.len() < MOST_PRINTED,
-                    "its output is too long for an output of httperf"
+                    "the output of the host is too long for an output of httperf"
                 );
                 printed.push_str(&line);
                 printed.push('\n');
@@ -338,7 +338,10 @@ impl Host {
                 Err(RecvTimeoutError::Disconnected) => return Err(self.gone()),
                 Err(RecvTimeoutError::Timeout) => {
                     ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
-                    ensure!(!left.is_zero(), "it did not answer within its time limit");
+                    ensure!(
+                        !left.is_zero(),
+                        "the host did not answer within its time limit"
+                    );
                 }
             }
         }
@@ -357,9 +360,11 @@ impl Host {
         let complaint = self.complaint.lock().map(|text| text.trim().to_owned());
         let complaint = complaint.unwrap_or_default();
         match status {
-            Ok(Some(status)) if complaint.is_empty() => anyhow!("its shell exited ({status})"),
+            Ok(Some(status)) if complaint.is_empty() => {
+                anyhow!("the shell of the host exited ({status})")
+            }
             Ok(Some(_)) => anyhow!("{complaint}"),
-            _ => anyhow!("its shell does not answer any more: {complaint}"),
+            _ => anyhow!("the shell of the host does not answer any more: {complaint}"),
         }
     }
 }
@@ -403,7 +408,7 @@ fn read_lines(output: impl Read, lines: &SyncSender<Line>) {
                 Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
             }
             Ok(_) => Err(anyhow!(
-                "its output has a line of more than {MOST_LINE} bytes"
+                "the output of the host has a line of more than {MOST_LINE} bytes"
             )),
         };
         if lines.send(line).is_err() {
@@ -433,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_host_locations_are_parsed_and_invalid_ones_refused() {
+    fn cluster_host_location_is_parsed_and_invalid_location_refused() {
         assert_eq!(place("local").expect("the place is valid"), Place::Local);
         assert_eq!(
             place("netns:c-1").expect("the place is valid"),
@@ -475,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn long_line_of_host_is_an_error() {
+    fn long_line_of_host_is_an_error_and_later_lines_are_read() {
         let (sender, lines) = sync_channel(4);
         let long = "x".repeat(2 * MOST_LINE) + "\nend";
         thread::spawn(move || read_lines(long.as_bytes(), &sender));

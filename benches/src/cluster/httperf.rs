@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn rate_excludes_time_of_timed_out_requests() {
+    fn httperf_rate_excludes_wait_for_timed_out_requests() {
         for (seconds, rate) in [
             (2.0, 240.0),
             (1.0, 240.0),

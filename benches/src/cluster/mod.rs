@@ -503,7 +503,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn valid_rates_are_parsed_and_invalid_ones_refused() {
+    fn cluster_rates_are_parsed_and_invalid_rates_refused() {
         let rates = |text: &str| text.parse::<Rates>().map(|rates| rates.0);
         assert_eq!(
             rates("100..300/100").expect("the rates are valid"),
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_percentage_is_parsed_and_invalid_one_refused() {
+    fn percentage_above_0_is_parsed_and_0_or_above_100_refused() {
         assert_eq!(percent("5").ok(), Some(5.0));
         for wrong in ["0", "101", "NaN", "", "-1"] {
             assert!(percent(wrong).is_err(), "{wrong}");

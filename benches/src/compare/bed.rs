@@ -424,7 +424,8 @@ impl Bed {
         }
     }
 
-    /// Starts the programs in `dir`, or else those in the directory of this program.
+    /// Starts the dataplane with this backend, and adds the rules and timeouts by `lvsadm`. Uses
+    /// the programs in `dir`, or else those in the directory of this program.
     fn start_dataplane(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn row_is_selected_by_its_name_or_prefix() {
+    fn compare_rows_are_selected_by_name_prefix_or_quick_option() {
         let groups = selected(&["nat-1k", "replies-1m"]).expect("both rows exist");
         assert_eq!(names(&groups), ["nat-1k", "replies-1m"]);
         let jobs: Vec<_> = groups[1].jobs.iter().map(|job| job.name.as_str()).collect();

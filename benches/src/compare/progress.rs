@@ -28,7 +28,8 @@ impl Progress {
         self.done = (self.done + seconds).min(self.total);
     }
 
-    /// Shows the present step.
+    /// On a terminal, shows the present step `what`, the share of the work that is done, and the
+    /// remaining time.
     pub(crate) fn show(&self, what: &str) {
         if !self.terminal {
             return;

@@ -657,7 +657,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comparison_rows_have_unique_names_and_jobs() {
+    fn comparison_rows_have_unique_names_and_existing_jobs() {
         let groups = all();
         let mut names: Vec<_> = groups
             .iter()

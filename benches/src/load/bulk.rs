@@ -15,7 +15,8 @@ use super::large::{self, notice};
 /// Number of full syncs.
 const ROUNDS: usize = 3;
 
-/// Measures the full sync of a table with `count` connections.
+/// Measures the full sync of a table with `count` connections several times. Prints its duration,
+/// and the round-trip times of clients meanwhile.
 pub(super) fn run(count: u32) -> Result<()> {
     let mut options = SiteOptions::new("bulk", Forward::Nat);
     options.servers = 1;

@@ -28,7 +28,8 @@ pub struct Options {
     seconds: u64,
 }
 
-/// Starts this program again in a new network namespace, and measures there.
+/// Starts this program again in a new network namespace, and measures the health checks of lvsd
+/// there: their rate, processor time and start lag.
 pub(super) fn run(options: Options) -> Result<()> {
     raise_limits();
     // In this namespace, the loopback interface answers, and a link without a host at its other end

@@ -29,7 +29,8 @@ const WINDOW: Duration = Duration::from_secs(4);
 /// Seconds for which a generator sends.
 const SECONDS: &str = "7";
 
-/// Measures the packet rate with and without replication `rounds` times, and prints the ratios.
+/// Measures the packet rate with and without replication `rounds` times, and prints the rates and
+/// their ratios.
 pub(super) fn run(rounds: usize) -> Result<()> {
     let yardsticks = Yardsticks::build()?;
     let mut options = SiteOptions::new("steady", Forward::Nat);

@@ -222,7 +222,8 @@ mod tests {
     fn reports_with_distant_ranges_disagree() {
         let first = report(&[[10.0, 20.0], [12.0, 21.0]]);
         let second = report(&[[15.0, 20.0], [16.0, 21.0]]);
-        let error = run(&first, &second, &[]).expect_err("one of two points differs");
+        let error =
+            run(&first, &second, &[]).expect_err("reports with one of two points different agree");
         let error = error.to_string();
         assert!(error.contains("1 of 2 points agree (50.0 %"), "{error}");
         run(&first, &second, &["--share", "50"]).expect("half of the points suffice");
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_that_cannot_be_compared_are_refused() {
+    fn comparison_with_empty_or_quick_report_is_refused() {
         let first = report(&[[10.0, 20.0]]);
         assert!(
             run(

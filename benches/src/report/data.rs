@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn disturbed_round_does_not_count() {
+    fn disturbed_round_counts_only_if_fewer_than_two_rounds_are_undisturbed() {
         let mut document = Document {
             runs: vec![
                 run(1, 1.0, None),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_report_is_loaded() {
+    fn report_is_saved_as_json_and_csv_and_loaded_again() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let document = Document {
             schema: SCHEMA,

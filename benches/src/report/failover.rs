@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outage_ends_with_the_last_failure() {
+    fn failover_outage_ends_with_the_last_failure() {
         let asked = Asked {
             served: vec![50, 50, 10, 10, 50, 50],
             failed: vec![0, 0, 3, 2, 0, 0],

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrk_figures_are_parsed() {
+    fn wrk_figures_are_parsed_and_socket_errors_refused() {
         let printed = "  Thread Stats   Avg      Stdev     Max   +/- Stdev\n    Latency     1.25ms    1.00us  12.00us   90.00%\n    Req/Sec    50.00k     1.00k   52.00k    70.00%\nRequests/sec:  51234.50\n";
         let (rate, wait) = parse(printed).expect("the output is parsed");
         assert!((rate - 51234.5).abs() < 1e-9 && (wait - 1250.0).abs() < 1e-9);

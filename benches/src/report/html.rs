@@ -109,7 +109,7 @@ fn close_up<'a>(series: &[Series], bars: &[&'a str]) -> (Vec<Series>, Vec<&'a st
     )
 }
 
-/// Draws a plot; `None` without data.
+/// Draws a plot as an SVG image; `None` without data.
 pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Option<String>> {
     let (series, bars) = &close_up(series, bars);
     let points = || series.iter().flat_map(|series| &series.points);

@@ -384,7 +384,7 @@ impl Options {
         let mut beds = Vec::new();
         for peer in &peers {
             interrupted(stop)?;
-            progress.show(&format!("{name}: hosts of {}", peer.name));
+            progress.show(&format!("{name}: creating the hosts of {}", peer.name));
             let bed = experiment.bed(peer, yardsticks);
             progress.add(SET_UP);
             match bed {

@@ -461,7 +461,7 @@ impl Orourke {
             }
             let servers = |cost: f64| 1e6 / cost / f64::from(CAPACITY);
             sentences.push(format!(
-                "{peer}: a request costs the director {} µs of CPU ({}); by that, one core is full with {:.0} servers ({:.0}-{:.0}) of {CAPACITY} requests/s each.",
+                "{peer}: a request costs the director {} µs of CPU ({}); at this cost, one core is full with {:.0} servers ({:.0}-{:.0}) of {CAPACITY} requests/s each.",
                 spread(&cost),
                 cost.rounds,
                 servers(cost.median),
@@ -498,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn highest_offered_rate_is_1_3_times_the_capacity_of_servers() {
+    fn each_list_of_offered_rates_contains_1_3_times_capacity_of_servers_once() {
         for (servers, _, rates, quick) in RATES {
             let mut values = Values::default();
             let seen = Seen {
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn highest_good_rate_is_found() {
+    fn highest_good_rate_is_found_in_at_most_three_measurements() {
         let rates = [10, 20, 30, 40, 50];
         for limit in 0..60 {
             let mut asked = 0;

@@ -239,7 +239,7 @@ fn page_names_missing_peers_and_plots() {
     for words in [
         "<li>routing, lvs-tunnel, lvs-nat-fast-path, nftables, nginx, ip_vs dr, ip_vs tunnel: left out with --quick</li>",
         "<li>lvs-nat, lvs-dr, haproxy, ip_vs nat: not requested</li>",
-        "<li>“Errors, two servers”: nothing with --quick</li>",
+        "<li>“Errors, two servers”: no figures with --quick</li>",
     ] {
         assert!(page.contains(words), "{words}: {page}");
     }

@@ -263,9 +263,9 @@ impl Experiment for Testlvs {
                 (Some(own), Some(plain)) if name.starts_with("lvs-nat ") => {
                     let beside = if own.max < plain.min {
                         let saved = 100.0 * (1.0 - own.median / plain.median);
-                        format!("{saved:.0} % fewer than without it")
+                        format!("{saved:.0} % fewer than without this defence")
                     } else {
-                        "no fewer than without it".to_owned()
+                        "no fewer than without this defence".to_owned()
                     };
                     format!("{}, {beside}", connections(&own))
                 }

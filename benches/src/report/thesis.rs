@@ -316,7 +316,7 @@ impl Experiment for Thesis {
                 #[expect(clippy::cast_precision_loss, reason = "a few millions")]
                 let most = bytes as f64 * number(servers.min(4)) / 1e6;
                 sentences.push(format!(
-                    "{} files, {servers} servers: {better}, {} times as much in the same round: rr {}, {}lc {} MB/s ({}), of {most:.0} MB/s that {} busy servers can.",
+                    "{} files, {servers} servers: {better}, {} times as much in the same round: rr {}, {}lc {} MB/s ({}), of {most:.0} MB/s that {} busy servers can send.",
                     set.name, spread(&times), spread(&rr), wrr.unwrap_or_default(), spread(&lc), lc.rounds, servers.min(4)
                 ));
             }
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_become_curves_and_means() {
+    fn thesis_samples_become_curves_and_means() {
         let of = |rate: f64| vec![(port(0, 4), [rate, 10.0, 20.0, 1e6, 2e6])];
         let samples = [(2.0, of(1.0)), (4.0, of(3.0)), (6.0, of(5.0))];
         let values = curves(&samples, 6.0);
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_warm_up_do_not_count() {
+    fn bytes_received_during_warm_up_do_not_count() {
         let asked = Asked {
             bytes: vec![
                 9_000_000, 0, 0, 0, 1_000_000, 1_000_000, 1_000_000, 1_000_000,

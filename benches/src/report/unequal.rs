@@ -180,15 +180,18 @@ impl Experiment for Unequal {
                 continue;
             };
             let served = match (b.min > a.max, a.min > b.max) {
-                (true, _) => format!("weights bring {:.2} times as much", b.median / a.median),
-                (_, true) => format!(
-                    "weights bring {:.2} times as much, which is less",
+                (true, _) => format!(
+                    "with weights, the throughput is {:.2} times as high",
                     b.median / a.median
                 ),
-                _ => "weights bring no difference beyond the spread".to_owned(),
+                (_, true) => format!(
+                    "with weights, the throughput is only {:.2} times as high",
+                    b.median / a.median
+                ),
+                _ => "weights make no difference beyond the spread".to_owned(),
             };
             sentences.push(format!(
-                "{plain} and {weighted}: {served}: {} and {} % of what the servers can ({}); 95 of 100 requests take below {} and {} s.",
+                "{plain} and {weighted}: {served}: {} and {} % of what the servers can send ({}); 95 of 100 requests take less than {} and {} s.",
                 spread(&a), spread(&b), a.rounds, spread(&wait_a), spread(&wait_b)
             ));
         }
@@ -206,7 +209,7 @@ impl Experiment for Unequal {
         if let (Some(first), Some(last)) = (best.first(), best.last()) {
             let names: Vec<_> = best.iter().map(|(name, ..)| *name).collect();
             sentences.push(format!(
-                "Of all fifteen, {} are within 5 % of the most ({most:.0} %). Of these {} has the shortest 95th percentile, {} s, and {} the longest, {} s.",
+                "Of all fifteen schedulers, {} are within 5 % of the highest throughput ({most:.0} %). Of these, {} has the shortest 95th percentile of request times, {} s, and {} the longest, {} s.",
                 names.join(", "), first.0, spread(&first.2), last.0, spread(&last.2)
             ));
         }
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn plot_has_a_bar_for_every_scheduler() {
+    fn unequal_servers_plot_has_bar_for_each_scheduler_except_none() {
         let registry = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);
         let mut known: Vec<_> = registry.filter(|name| *name != "none").collect();
         let mut shown = BARS[..OURS].to_vec();

@@ -173,11 +173,11 @@ fn cluster_reports_failed_host_and_results_of_the_other_host() {
         ("echo nothing; exit 0", "the output of httperf lacks"),
         (
             "kill -9 $(cut -d' ' -f4 /proc/$PPID/stat)",
-            "its shell exited",
+            "the shell of the host exited",
         ),
         (
             "while :; do echo 0123456789012345678901234567890123456789; done",
-            "its output is too long for an output of httperf",
+            "the output of the host is too long for an output of httperf",
         ),
     ] {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
@@ -235,7 +235,7 @@ fn cluster_reports_failed_host_and_results_of_the_other_host() {
 
 #[test]
 #[ignore = "needs httperf"]
-fn hosts_in_namespaces_send_requests_together() {
+fn cluster_hosts_in_namespaces_each_send_half_of_requests() {
     let mut testbed = Testbed::new("cluster").expect("the testbed can be created");
     let [a, b, server] = testbed
         .hosts(["a", "b", "server"])
@@ -307,7 +307,7 @@ fn hosts_in_namespaces_send_requests_together() {
 /// A real sshd, with its own key and configuration, in a namespace.
 #[test]
 #[ignore = "needs httperf, ssh and sshd"]
-fn hosts_reached_by_ssh_send_requests() {
+fn cluster_hosts_reached_by_ssh_send_requests_and_unreachable_host_is_reported() {
     let mut testbed = Testbed::new("cluster").expect("the testbed can be created");
     let [host] = testbed.hosts(["machine"]).expect("the host can be created");
     let directory = testbed.dir().to_owned();

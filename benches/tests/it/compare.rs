@@ -11,7 +11,7 @@ fn compare(arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn compare_lists_rows() {
+fn compare_list_option_prints_rows() {
     let output = compare(&["--list"]).output().expect("compare starts");
     let list = String::from_utf8(output.stdout).expect("the text is UTF-8");
     assert!(output.status.success());
@@ -45,7 +45,7 @@ fn compare_measures_row_in_memory() {
 
 /// Needs the programs in the directory of the test, where `make e2e` builds them.
 #[test]
-fn compare_measures_floods() {
+fn compare_measures_flood_rows_with_processor_time() {
     let report = measured(&["routing-1k", "tun-1k"]);
     let jobs = report["jobs"].as_array().expect("`jobs` is a list");
     for job in jobs {

@@ -47,7 +47,7 @@ fn runs(directory: &Path) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn report_refuses_unknown_names() {
+fn report_refuses_unknown_experiment_and_peer() {
     let directory = tempfile::tempdir().expect("the temporary directory can be created");
     let output = report(directory.path(), &["no-such"]);
     let error = String::from_utf8_lossy(&output.stderr);

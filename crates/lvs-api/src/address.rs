@@ -38,7 +38,7 @@ pub enum Address {
     /// A name in the abstract namespace, without the leading NUL. Each network namespace has its
     /// own names, and any user can bind an unused one.
     Abstract(Vec<u8>),
-    /// A path.
+    /// A path that was set instead of the default.
     Path(PathBuf),
 }
 

@@ -86,7 +86,7 @@ pub enum Error {
     /// The dataplane accepts connections, but does not answer: it is stopped (SIGSTOP, a debugger),
     /// or the host is overloaded.
     #[error(
-        "the dataplane at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT resumes a stopped one; otherwise kill it and start lvs-dataplane again",
+        "the dataplane at {address} does not answer{}: if its state in `ps` is T, continue it with `kill -CONT`; if this host is overloaded, wait; otherwise kill it and start lvs-dataplane again",
         of_pid(*.pid)
     )]
     Silent {
@@ -97,7 +97,7 @@ pub enum Error {
     },
     /// The connection was closed before the answer was complete.
     #[error(
-        "the dataplane at {address} exited while it was answering: read its log, and start it again"
+        "the dataplane at {address} closed the connection before the end of its answer, probably because it has exited: read its log, and start it again"
     )]
     Gone {
         /// The address of the dataplane.
@@ -142,7 +142,8 @@ fn refused(address: Address) -> Error {
     }
 }
 
-/// Connects to exactly this address.
+/// Connects to exactly this address. Unless it is a path that the user has set, a process that is
+/// not trusted is refused.
 fn open(address: &Address) -> Result<UnixStream, Error> {
     let stream = address.connect().map_err(|source| {
         let address = address.clone();

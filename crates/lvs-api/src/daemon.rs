@@ -411,7 +411,7 @@ pub struct SourceStatus {
     /// The reason why the source does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// The revision of etcd that is in force.
+    /// The etcd revision of the content that lvsd uses; absent for other sources.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
     /// The number of the dataplane's services that stay until etcd or Kubernetes answers.
@@ -419,7 +419,8 @@ pub struct SourceStatus {
     /// The number of objects in Kubernetes that lvsd refuses.
     #[serde(default)]
     pub refused: usize,
-    /// The director that writes the addresses of Services in Kubernetes.
+    /// The director that writes the addresses of Services in Kubernetes; absent if it is unknown,
+    /// and for other sources.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<String>,
 }
@@ -562,10 +563,12 @@ pub struct ServerStatus {
     pub configured: Option<i32>,
     /// The server's administrative state.
     pub admin: AdminState,
-    /// The server's health: `down`, `unknown` or `unchecked` according to its checks; otherwise
-    /// `suspicious` if too many connections of clients are unanswered, or `up`.
+    /// The server's health: `up`, `down`, `unknown` before its first result, or `unchecked` without
+    /// a check. A server that is up or unchecked becomes `suspicious` if clients cannot use it: too
+    /// many of their connections are unanswered, or the checks on their path fail.
     pub health: String,
-    /// Time in seconds for which the server's health has been in this state.
+    /// Time in seconds for which the server's health has been in this state; absent for a server
+    /// without a check that is not suspicious.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
     /// The code of the server's fault; absent without a fault. A server that is up can be
@@ -657,10 +660,10 @@ pub struct Event {
     /// without a fault, or if the kind names it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub code: String,
-    /// The name of the service.
+    /// The name of the service; absent if the event is not about a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// Address or mark of the service `service`.
+    /// Address or mark of the service; absent if the event is not about a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<ServiceId>,
     /// The affected server.
@@ -675,7 +678,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn admin_and_maintenance_requests_are_parsed_as_documented() {
+    fn admin_request_round_trips_and_selects_server_and_maintenance_requires_on() {
         let text = r#"{"target":{"service":{"protocol":"tcp","address":"192.0.2.1:80"},"host":"10.0.0.1","port":80},"state":"drain","who":"ann","why":"disk"}"#;
         let spec: AdminSpec = serde_json::from_str(text).expect("the JSON is valid");
         let service = ServiceId::Tcp {
@@ -688,11 +691,11 @@ mod tests {
             text
         );
         serde_json::from_str::<MaintenanceSpec>(r#"{"why":"disk"}"#)
-            .expect_err("the field `on` is missing");
+            .expect_err("a request without the field `on` was accepted");
     }
 
     #[test]
-    fn daemon_socket_is_next_to_dataplane_socket() {
+    fn lvsd_socket_has_address_of_dataplane_socket_with_suffix() {
         let path = socket(&Address::new("/run/lvs/netns-1.sock"));
         assert_eq!(path, Address::new("/run/lvs/netns-1.sock.lvsd"));
         assert_eq!(socket(&Address::new("@x")), Address::new("@x.lvsd"));

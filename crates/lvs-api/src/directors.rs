@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_addresses_are_parsed_and_invalid_ones_refused() {
+    fn unicast_peer_address_is_parsed_and_unusable_address_is_refused() {
         for (text, read) in [
             ("192.0.2.2", "192.0.2.2:0"),
             ("192.0.2.2:9", "192.0.2.2:9"),

@@ -45,10 +45,10 @@ pub const LVSD_COMMANDS: [&str; 13] = [
 ];
 
 /// How to restart a dataplane that systemd or lvsd has started.
-pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or kill its process if lvsd has started it (lvsd then starts another one), which ends all connections";
+pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or, if lvsd has started the dataplane, kill its process (lvsd then starts another one); both end all connections";
 
 /// The fix for a peer whose connections are not replicated.
-pub const PEER_BEHIND: &str = "see their state with lvsadm sync on both: is the director up, can each connect to the other (TCP, the port of --sync-listen), and is the key the same?";
+pub const PEER_BEHIND: &str = "run lvsadm sync on both directors; check that the other one is up, that each can connect to the other (TCP, the port of --sync-listen), and that both have the same key";
 
 /// Options of `lvs-dataplane` in fixes that are also keys of `[dataplane]`.
 const OPTIONS: [&str; 11] = [
@@ -121,7 +121,7 @@ pub fn for_interface_down(name: &str) -> String {
 /// The fix for a next hop that does not answer ARP or neighbour discovery.
 pub fn for_silent_hop(hop: IpAddr) -> String {
     format!(
-        "is {hop} up and connected (ip neigh show {hop}), and is the route to it right (ip route)?"
+        "check that the next hop is up and connected (ip neigh show {hop}), and that the route to it is right (ip route)"
     )
 }
 
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_that_requires_nothing_is_unchanged() {
+    fn fix_that_requires_no_change_gets_no_lvsd_keys() {
         let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }
@@ -257,11 +257,11 @@ mod tests {
     }
 
     #[test]
-    fn fix_with_dataplane_options_names_keys_of_lvsd() {
+    fn lvsd_keys_are_added_once_to_fix_and_only_for_dataplane_options() {
         let reported = fix("x", "Start with --max-connections, --when-full evict");
         assert!(
             reported.contains("With lvsd: `max_connections`, `when_full` in [dataplane]"),
-            "{reported}"
+            "no \"With lvsd: `max_connections`, `when_full` in [dataplane]\" in {reported}"
         );
         assert_eq!(fix("x", &reported), reported);
         // `--set` is an option of lvsadm.

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_process_counts_as_exiting_until_its_threads_have_exited() {
+    fn life_of_process_is_ending_from_sigkill_or_exit_until_all_threads_have_exited() {
         let none = "0000000000000000";
         assert_eq!(life("S", 0x0040_0040, 9, none), Life::Running);
         assert_eq!(life("R", 0x0040_0044, 9, none), Life::Ending);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_for_running_process_is_bounded() {
+    fn wait_for_running_lock_owner_is_limited_unless_owner_is_leaving() {
         let own = Some(std::process::id());
         let patience = Patience::new(Limits::LOOK);
         let waited = (0..1000).take_while(|_| patience.waits_for(own)).count();

@@ -121,7 +121,8 @@ pub fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
     }
 }
 
-/// The effective capabilities in the text of `/proc/PID/status`.
+/// The effective capabilities in the text of `/proc/PID/status`; `None` if the text does not
+/// contain them.
 fn effective(status: &str) -> Option<u64> {
     let line = status
         .lines()
@@ -158,7 +159,7 @@ mod tests {
     const BARE: Root = Root::Here { net_admin: false };
 
     #[test]
-    fn peer_rights_depend_on_user_and_capabilities() {
+    fn rights_of_socket_peer_depend_on_user_capability_and_user_namespace() {
         let own = |uid, net_admin, initial| Own {
             uid,
             net_admin,
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_in_its_own_user_namespace() {
+    fn user_namespace_is_known_only_of_running_process() {
         let own = Own::look();
         let pid = std::process::id();
         let seen = Root::Here {
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_parsed_from_proc_status() {
+    fn effective_capabilities_are_parsed_and_none_if_invalid_or_missing() {
         let text = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t0000000000001000\n";
         assert_eq!(effective(text), Some(NET_ADMIN));
         assert_eq!(effective("CapEff:\tx\n"), None);

@@ -53,12 +53,12 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     if meta.uid() != 0 && meta.uid() != own {
         let uid = meta.uid();
         return Err(io::Error::other(format!(
-            "its owner is user {uid}, not root"
+            "the owner of the directory is user {uid}, neither root nor this user"
         )));
     }
     if meta.mode() & 0o022 != 0 {
         return Err(io::Error::other(
-            "users other than its owner may write there",
+            "users other than the owner may write to the directory",
         ));
     }
     Ok(())
@@ -137,7 +137,7 @@ pub struct Lock(File);
 /// The reasons why this process does not get a lock.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process has the lock.
+    /// Another process has the lock; contains its process id, if known.
     #[error("it is locked{}", .0.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
     Held(Option<u32>),
     /// The operating system refused the operation.
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_is_created_and_insecure_ones_are_refused() {
+    fn socket_directory_is_created_unless_insecure_linked_or_without_parent() {
         let path = directory("made");
         prepare(&path).expect("the directory is created");
         prepare(&path).expect("the existing directory is accepted");
@@ -268,24 +268,25 @@ mod tests {
             0o755
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777))
-            .expect("this test owns the file");
-        let open = prepare(&path).expect_err("every user can write to the directory");
+            .expect("the permissions can be set");
+        let open =
+            prepare(&path).expect_err("a directory to which every user can write was accepted");
         assert!(
-            open.to_string().contains("users other than its owner"),
-            "{open}"
+            open.to_string().contains("users other than the owner"),
+            "no `users other than the owner` in {open}"
         );
 
         let link = directory("link");
         let _ = fs::remove_file(&link);
         std::os::unix::fs::symlink(&path, &link).expect("the link can be created");
-        prepare(&link).expect_err("the path is a link");
-        fs::remove_file(&link).expect("this test owns the file");
-        fs::remove_dir_all(&path).expect("this test owns the file");
-        prepare(&path.join("below")).expect_err("the directory is missing");
+        prepare(&link).expect_err("a link was accepted as the directory");
+        fs::remove_file(&link).expect("the file can be removed");
+        fs::remove_dir_all(&path).expect("the directory can be removed");
+        prepare(&path.join("below")).expect_err("a path in a missing directory was accepted");
     }
 
     #[test]
-    fn lock_has_one_owner() {
+    fn lock_file_has_one_owner_per_socket_and_suffix_and_link_is_refused() {
         let path = directory("lock");
         prepare(&path).expect("the directory is created");
         let socket = path.join("socket");
@@ -303,16 +304,16 @@ mod tests {
         }
         let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("the lock is free");
         // A process that removes the file releases only its own lock.
-        fs::remove_file(path.join("socket.lock")).expect("this test owns the file");
+        fs::remove_file(path.join("socket.lock")).expect("the file can be removed");
         let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
-        Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the new file is locked");
+        Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the lock was taken twice");
         drop(second);
         drop(first);
         Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free again");
         std::os::unix::fs::symlink("/nonexistent", path.join("link.lock"))
             .expect("the link can be created");
         Lock::beside(&path.join("link"), ".lock", Limits::LOOK)
-            .expect_err("a link is not followed");
-        fs::remove_dir_all(&path).expect("this test owns the file");
+            .expect_err("the lock followed a link");
+        fs::remove_dir_all(&path).expect("the directory can be removed");
     }
 }

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strict_filter_applies_if_one_of_both_settings_is_strict() {
+    fn reverse_path_filter_is_strict_if_maximum_of_all_and_interface_is_1() {
         let dir = tempfile::tempdir().expect("the temporary directory can be created");
         let set = |name: &str, value: &str| {
             let path = dir.path().join(name);

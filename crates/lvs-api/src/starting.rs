@@ -40,7 +40,8 @@ pub fn connect(address: &Address) -> Result<Client, Error> {
     )
 }
 
-/// Connects to the `lvsd` of the dataplane at `dataplane`, and waits for one that is starting.
+/// Connects to the `lvsd` of the dataplane at `dataplane`, and waits for one that is starting;
+/// `None` if none is running or starting.
 ///
 /// # Errors
 /// As [`daemon::Client::connect`].
@@ -215,16 +216,16 @@ mod tests {
 
         fn add(&self, pid: u32, parent: u32, start: u64, command_line: &str, net: Option<u32>) {
             let directory = self.0.path().join(pid.to_string());
-            fs::create_dir_all(directory.join("ns")).expect("this test owns the file");
+            fs::create_dir_all(directory.join("ns")).expect("the directory can be created");
             // The values of fields 5 to 21 are not used.
             let between = "0 ".repeat(17);
             let stat = format!("{pid} (a) b) S {parent} {between}{start} 0 0\n");
-            fs::write(directory.join("stat"), stat).expect("this test owns the file");
-            fs::write(directory.join("cmdline"), command_line).expect("this test owns the file");
+            fs::write(directory.join("stat"), stat).expect("the file can be written");
+            fs::write(directory.join("cmdline"), command_line).expect("the file can be written");
             if let Some(net) = net {
                 let link = directory.join("ns/net");
                 std::os::unix::fs::symlink(format!("net:[{net}]"), link)
-                    .expect("this test owns the file");
+                    .expect("the link can be created");
             }
         }
 
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn client_waits_for_recently_started_dataplane() {
+    fn client_waits_for_recently_started_dataplane_or_lvsd() {
         for command_line in [
             "lvs-dataplane\0--own-vips\0",
             "/usr/sbin/lvs-dataplane\0",
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn client_does_not_wait_for_process_younger_than_itself() {
+    fn client_does_not_wait_for_lvsd_started_after_client() {
         assert!(!waits_for(1, 100_001, "lvsd\0status\0", Some(7)));
         // Started in the same tick: the process number decides.
         let proc = Proc::new();
@@ -282,13 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn client_does_not_wait_for_dataplane_older_than_the_limit() {
+    fn client_waits_for_dataplane_until_ten_seconds_after_its_start() {
         assert!(waits_for(1, 99_000, "lvs-dataplane\0", Some(7)));
         assert!(!waits_for(1, 98_990, "lvs-dataplane\0", Some(7)));
     }
 
     #[test]
-    fn client_waits_for_dataplane_of_another_namespace_only_with_a_path() {
+    fn client_waits_for_dataplane_of_another_namespace_only_if_socket_has_path() {
         let proc = Proc::new();
         proc.add(11, 1, 100_000, "lvs-dataplane\0", Some(8));
         assert!(!proc.is_starting(true, Duration::ZERO));
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn client_waits_for_launched_dataplane_that_has_not_entered_its_namespace() {
+    fn client_waits_one_second_for_dataplane_that_has_not_entered_its_namespace() {
         let command_line = "nsenter\0--net=/run/netns/lb\0lvs-dataplane\0";
         assert!(waits_for(5, 100_000, command_line, Some(8)));
         assert!(
@@ -333,12 +334,12 @@ mod tests {
         proc.add(11, 5, 100_000, "", Some(7));
         let stat = proc.0.path().join("11/stat");
         let text = fs::read_to_string(&stat).expect("the stat file of this process is readable");
-        fs::write(stat, text.replace(") S ", ") Z ")).expect("this test owns the file");
+        fs::write(stat, text.replace(") S ", ") Z ")).expect("the file can be written");
         assert!(!proc.is_starting(true, Duration::ZERO));
     }
 
     #[test]
-    fn retry_stops_when_the_starting_process_has_exited() {
+    fn retry_ends_at_success_or_one_attempt_after_starting_process_exited() {
         let mut attempts = 0;
         let mut promises = 3;
         let result = retry(
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn own_process_is_read_from_proc() {
+    fn own_process_has_start_command_line_and_parent_from_proc() {
         let own = Processes::system().process(std::process::id());
         let own = own.expect("the process is in /proc");
         assert!(own.start > 0 && !own.command_line.is_empty());

@@ -147,14 +147,16 @@ fn sweep_in(
     }
 }
 
-/// Splits the name of a file next to a default socket into the namespace's inode and the rest.
+/// Splits the name of a file next to a default socket into the namespace's inode and the rest;
+/// `None` for names of other files.
 fn inode(name: &str) -> Option<(u64, &str)> {
     let (inode, rest) = name.strip_prefix("netns-")?.split_once(".sock")?;
     let inode = inode.parse().ok()?;
     (rest.is_empty() || is_state(rest)).then_some((inode, rest))
 }
 
-/// The cookie in the rest of a file name, after the socket's name.
+/// The cookie in the rest of a file name, after the socket's name; `None` if the name contains no
+/// cookie.
 fn cookie_of(rest: &str) -> Option<u64> {
     let (cookie, _) = rest.strip_prefix('.')?.split_once('.')?;
     cookie.parse().ok()
@@ -201,7 +203,7 @@ fn live() -> (HashSet<u64>, bool) {
     (inodes, sees_all)
 }
 
-/// The inode in `net:[4026531840]`.
+/// The inode in a text such as `net:[4026531840]`; `None` for other texts.
 fn of_link(text: &str) -> Option<u64> {
     text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
 }
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_removes_state_of_same_inode_with_another_cookie() {
+    fn sweep_removes_state_with_other_cookie_only_if_own_cookie_is_known() {
         let root = tempfile::tempdir().expect("the temporary directory can be created");
         let of = [
             "netns-1.sock.6.lvsd.toml",
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_keeps_files_of_running_process() {
+    fn sweep_keeps_files_of_other_namespace_while_lock_is_held() {
         let root = tempfile::tempdir().expect("the temporary directory can be created");
         files(root.path(), &["netns-3.sock.9.lvsd.json"]);
         let own = root.path().join(OWN);
@@ -302,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_without_visible_processes_removes_only_old_files() {
+    fn sweep_removes_only_old_files_if_some_processes_are_invisible() {
         let root = tempfile::tempdir().expect("the temporary directory can be created");
         files(root.path(), &["netns-3.sock.lock", "netns-4.sock.lock"]);
         let old = fs::File::options()
@@ -310,14 +312,14 @@ mod tests {
             .open(root.path().join("netns-3.sock.lock"));
         let then = SystemTime::now() - UNUSED - Duration::from_secs(60);
         old.and_then(|file| file.set_modified(then))
-            .expect("this test owns the file");
+            .expect("the time of the file can be set");
         let own = root.path().join(OWN);
         sweep_in(root.path(), &own, Some(7), || (HashSet::new(), false));
         assert_eq!(left(root.path()), ["netns-4.sock.lock"]);
     }
 
     #[test]
-    fn live_process_in_own_namespace_is_found() {
+    fn network_namespace_of_running_process_is_live() {
         let own = fs::read_link("/proc/self/ns/net").expect("this process has a network namespace");
         let own = own
             .to_str()
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn tidy_removes_all_files_except_named_ones() {
+    fn tidy_removes_files_of_stopped_dataplane_except_named_and_foreign_files() {
         let root = tempfile::tempdir().expect("the temporary directory can be created");
         let names = [
             "dataplane.sock.conf",
@@ -359,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn state_file_of_default_socket_has_the_cookie_of_its_namespace() {
+    fn state_file_has_cookie_only_at_default_socket_and_is_none_at_abstract_socket() {
         let usual = Address::Usual(PathBuf::from("/run/lvs/netns-1.sock"));
         let named = Address::Path(PathBuf::from("/run/lvs/x.sock"));
         let cookie = netns::cookie().map(|cookie| format!(".{cookie}"));

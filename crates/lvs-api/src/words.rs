@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The word of `known` that `word` was probably meant to be. Up to a third of its letters, but at
-/// least one, may be wrong, missing, additional or swapped.
+/// The word of `known` that `word` was probably meant to be; `None` if no word is similar. Up to a
+/// third of its letters, but at least one, may be wrong, missing, additional or swapped.
 pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let letters = word.chars().count();
     let limit = (letters / 3).max(1);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn misspelt_word_gets_suggestion() {
+    fn misspelt_word_gets_suggestion_and_unlike_word_none() {
         let keys = ["address", "weight", "forward", "upper"];
         assert_eq!(meant("adress", keys), Some("address"));
         assert_eq!(meant("wieght", keys), Some("weight"));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_parsed() {
+    fn duration_with_unit_is_parsed_and_invalid_or_too_long_duration_is_refused() {
         for (text, ms) in [
             ("500ms", 500),
             ("5s", 5_000),

@@ -51,8 +51,8 @@ impl Attempts {
     /// chance.
     const FEW: u64 = 3;
 
-    /// Whether three or more connections are unanswered, and these are half of all, or a tenth or
-    /// more and at least four times the share in `usual`.
+    /// Whether three or more connections are unanswered, and these are at least half of all, or at
+    /// least a tenth of all and at least four times the share in `usual`.
     fn exceeds(self, usual: Self) -> bool {
         let Self { opened, unanswered } = self;
         // A connection may have been opened before the counted interval.
@@ -123,7 +123,8 @@ impl AttemptCounters {
         self.opened.fetch_add(1, Relaxed);
     }
 
-    /// Counts a UDP connection, which is counted as opened only now.
+    /// Counts a UDP connection without an answer, both as opened and as unanswered: it was not
+    /// counted as opened before.
     pub(crate) fn count_unanswered_datagram(&self) {
         self.count_opened();
         self.count_unanswered();
@@ -171,7 +172,8 @@ impl Windows {
         }
     }
 
-    /// Stores the counters of this tick; the previous tick was two seconds ago.
+    /// Stores the attempts since the previous tick, two seconds ago, and, when ten seconds or a
+    /// minute are complete, the sum of their ticks.
     pub(crate) fn tick(&mut self, total: Attempts) {
         let tick = self.ticks;
         self.by_tick[tick % TICKS] = total - self.last;
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn recent_attempts_become_zero_after_burst() {
+    fn recent_attempts_of_burst_become_zero_after_each_period() {
         let mut windows = Windows::default();
         let total = attempts(20, 7);
         let mut seen = [0; 3];
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn recent_attempts_cover_their_period() {
+    fn recent_attempts_cover_last_10_seconds_1_minute_and_5_minutes() {
         let mut windows = Windows::default();
         for tick in 1..=1_000 {
             windows.tick(attempts(10 * tick, tick));
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn server_is_suspicious_if_its_own_clients_get_no_answer() {
+    fn server_is_suspicious_if_half_or_four_times_share_of_others_is_unanswered() {
         let is_suspicious =
             |own, others| recent(Attempts::default(), own).is_suspicious(others, false);
         let good = attempts(1_000, 0);
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn only_server_is_suspicious_if_its_share_exceeds_its_own_past() {
+    fn only_server_is_suspicious_if_its_unanswered_share_exceeds_its_past_share() {
         let is_suspicious =
             |past, minute| recent(past, minute).is_suspicious(Attempts::default(), false);
         let minute = attempts(100, 15);
@@ -309,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn server_of_one_way_protocol_is_never_suspicious() {
+    fn server_of_one_way_protocol_is_suspicious_only_if_clients_mostly_got_answers() {
         let none = Attempts::default();
         let silent = attempts(100, 100);
         for others in [none, silent] {

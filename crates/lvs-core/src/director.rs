@@ -38,9 +38,9 @@ use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tupl
 /// ```
 #[derive(Debug)]
 pub struct Director {
-    /// Services, servers, settings.
+    /// The control half: services, servers and settings.
     pub control: Control,
-    /// Connections.
+    /// The only shard, with all connections.
     pub shard: Shard,
     now: Instant,
 }

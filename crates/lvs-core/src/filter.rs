@@ -97,7 +97,7 @@ impl SourceFilter {
         let count = allow.len() + deny.len();
         if count > FILTER_PREFIXES_MAX {
             return Err(format!(
-                "{count} prefixes: a filter has at most {FILTER_PREFIXES_MAX}"
+                "the filter has {count} prefixes: the maximum is {FILTER_PREFIXES_MAX}"
             ));
         }
         if count == 0 {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_with_too_many_or_contradictory_prefixes_is_refused() {
+    fn filter_refuses_invalid_contradictory_or_too_many_prefixes_and_ignores_order() {
         assert_eq!(
             parse_prefixes("10.0.0.0/8 # ours\n\n::1 192.0.2.1\n")
                 .unwrap()
@@ -315,7 +315,7 @@ mod tests {
         let most = SourceFilter::new(lists(0xffff)).unwrap();
         assert_eq!(most.counts(), (1, 0xffff));
         let output = SourceFilter::new(lists(0x1_0000)).unwrap_err();
-        assert!(output.contains("at most 65536"), "{output}");
+        assert!(output.contains("the maximum is 65536"), "{output}");
         assert_eq!(filter("", ""), SourceFilter::default());
         assert_eq!(
             filter("10.0.0.1 10.0.0.2", ""),

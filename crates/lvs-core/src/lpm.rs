@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn lpm_without_prefixes_matches_nothing() {
+    fn lpm_matches_nothing_without_prefixes_and_own_family_with_zero_length_prefix() {
         let map = PrefixMap::<()>::default();
         assert_eq!(map.find([192, 0, 2, 1].into()), None);
         let all = PrefixMap::new([(Prefix::new([0, 0, 0, 0].into(), 0).unwrap(), 'x')]);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn lpm_has_at_most_two_nodes_per_prefix() {
+    fn lpm_has_at_most_two_nodes_and_eight_values_per_prefix() {
         // Pairs of addresses that differ only in the last bit, with large gaps between pairs: the
         // worst case.
         let all = (0..10_000_u128).flat_map(|n| {

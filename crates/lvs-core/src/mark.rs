@@ -58,7 +58,7 @@ impl fmt::Display for PortRange {
 pub enum MarkAction {
     /// The packets get this mark, which is not 0.
     Mark(u32),
-    /// The packets are discarded.
+    /// The packets are dropped.
     Drop,
     /// The packets are passed to the host, even if they match a service.
     Host,
@@ -342,7 +342,10 @@ mod tests {
             ("-d 192.0.2.1 --colour red", "--colour: expected"),
         ] {
             let error = rule(text).unwrap_err();
-            assert!(error.contains(reason), "{text}: {error}");
+            assert!(
+                error.contains(reason),
+                "no {reason:?} in the error of `{text}`: {error}"
+            );
         }
         let file = "# ports\n\n-d 192.0.2.1 --mark 1 # web\n-d x --drop\n";
         assert_eq!(parse_rules(file).unwrap_err().0, 4);

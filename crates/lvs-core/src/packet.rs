@@ -60,7 +60,7 @@ pub enum Hook {
 /// Source and destination of a packet or of the packet inside an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// The IP protocol.
+    /// The IP protocol of the packet.
     pub protocol: Protocol,
     /// Source address and port; port 0 if the protocol has none.
     pub src: SocketAddr,
@@ -95,9 +95,9 @@ pub struct TcpFlags(pub u8);
 impl TcpFlags {
     /// FIN: the sender has no more data.
     pub const FIN: u8 = 0x01;
-    /// Synchronise sequence numbers.
+    /// SYN: the sender announces its first sequence number.
     pub const SYN: u8 = 0x02;
-    /// Reset the connection.
+    /// RST: the sender ends or refuses the connection at once.
     pub const RST: u8 = 0x04;
     /// The acknowledgement field is significant.
     pub const ACK: u8 = 0x10;
@@ -160,7 +160,7 @@ pub struct Segment<'a> {
 }
 
 impl Segment<'_> {
-    /// A segment without bytes.
+    /// A segment without bytes, for a packet whose segment no helper needs.
     pub const NONE: Self = Self {
         bytes: &[],
         trusted: false,
@@ -238,11 +238,11 @@ impl<'a> PacketMeta<'a> {
 /// without SYN, FIN and RST, or a UDP datagram, with a complete header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
-    /// TCP or UDP.
+    /// The protocol of the datagram: TCP or UDP.
     pub protocol: Protocol,
-    /// Source address and port.
+    /// Source address and port of the datagram.
     pub src: SocketAddrV4,
-    /// Destination address and port.
+    /// Destination address and port of the datagram.
     pub dst: SocketAddrV4,
     /// Whether the packet passes through the host: [`Hook::Transit`].
     pub transit: bool,

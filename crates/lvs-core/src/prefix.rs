@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_round_trips_as_text() {
+    fn prefix_round_trips_as_text_and_invalid_text_is_refused() {
         for text in [
             "192.0.2.0/24",
             "192.0.2.7",
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_source_is_its_64_bit_network() {
+    fn source_prefix_is_ipv4_address_or_ipv6_64_bit_network() {
         for (ip, whole) in [
             ("192.0.2.1", "192.0.2.1"),
             ("::ffff:192.0.2.1", "192.0.2.1"),

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn random_numbers_equal_the_reference() {
+    fn random_numbers_equal_splitmix64_reference_and_stay_below_bound() {
         let mut numbers = SplitMix64::new(1_234_567);
         let expected = [
             6_457_827_717_110_365_317,

@@ -30,7 +30,7 @@ pub struct RecentCounter {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct RecentCount {
-    /// Number of all packets.
+    /// Number of packets since the counter was created.
     pub count: u64,
     /// Number of packets in the last five minutes, or up to ten seconds less.
     pub recent: u64,
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_older_than_five_minutes_are_not_recent() {
+    fn recent_counter_excludes_packets_older_than_one_and_five_minutes() {
         let mut counter = RecentCounter::default();
         assert_eq!(counter.at(at(7)), RecentCount::default());
         counter.add(7, at(1000));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_after_five_minutes_without_one_begins_a_new_series() {
+    fn packet_after_five_minutes_without_packets_begins_new_series() {
         let mut counter = RecentCounter::default();
         counter.add(1, at(10));
         counter.add(1, at(309));

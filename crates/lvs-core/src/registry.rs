@@ -23,7 +23,7 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// The [built-in](BUILT_IN) schedulers.
+    /// A registry of the [built-in](BUILT_IN) schedulers.
     pub fn new() -> Self {
         let mut registry = Self {
             factories: BTreeMap::new(),
@@ -53,7 +53,7 @@ impl Registry {
         self.factories.get(name).map(|factory| factory())
     }
 
-    /// The names, sorted.
+    /// The names of all schedulers of the registry, sorted.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.factories.keys().copied()
     }

@@ -16,7 +16,7 @@ pub struct Request {
     pub client: SocketAddr,
     /// Destination of the client's packet: the virtual address and port.
     pub virt: SocketAddr,
-    /// The protocol.
+    /// The protocol of the client's packet.
     pub protocol: Protocol,
     /// Flags of the service: `sh` and `mh` use their flags at each choice.
     pub flags: ServiceFlags,

@@ -261,7 +261,7 @@ impl Server {
         self.addr
     }
 
-    /// The present settings.
+    /// The present settings of the server.
     pub fn config(&self) -> ServerConfig {
         ServerConfig {
             weight: self.configured_weight.load(Relaxed),
@@ -559,25 +559,34 @@ mod tests {
         ] {
             let server = server(upper, lower);
             for n in 1..=on {
-                assert!(!server.is_overloaded(), "u={upper} before {n}");
+                assert!(
+                    !server.is_overloaded(),
+                    "the server is overloaded before connection {n}, below its upper threshold {upper}"
+                );
                 server.bind(flag::INACTIVE);
             }
-            assert!(server.is_overloaded(), "u={upper} at {on}");
+            assert!(
+                server.is_overloaded(),
+                "the server is not overloaded at {on} connections, with upper threshold {upper}"
+            );
             while server.total() > off + 1 {
                 server.unbind(flag::INACTIVE);
                 assert!(
                     server.is_overloaded(),
-                    "u={upper} l={lower} at {}",
+                    "the server is no longer overloaded, with thresholds {upper} and {lower} and {} connections",
                     server.total()
                 );
             }
             server.unbind(flag::INACTIVE);
-            assert!(!server.is_overloaded(), "u={upper} l={lower} at {off}");
+            assert!(
+                !server.is_overloaded(),
+                "the server is still overloaded at {off} connections, with thresholds {upper} and {lower}"
+            );
         }
     }
 
     #[test]
-    fn server_edit_evaluates_thresholds_only_if_they_change() {
+    fn server_edit_updates_overload_only_if_thresholds_change() {
         let server = server(0, 0);
         for _ in 0..5 {
             server.bind(flag::INACTIVE);

@@ -13,14 +13,14 @@ use crate::tunnel::Tunnel;
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 pub enum Family {
-    /// IPv4.
+    /// The family of IPv4 addresses.
     V4,
-    /// IPv6.
+    /// The family of IPv6 addresses.
     V6,
 }
 
 impl Family {
-    /// The family of `addr`.
+    /// The family to which `addr` belongs.
     pub const fn of(addr: &IpAddr) -> Self {
         match addr {
             IpAddr::V4(_) => Self::V4,
@@ -42,7 +42,7 @@ impl Family {
 pub enum ServiceKey {
     /// Protocol (TCP, UDP or SCTP), virtual address and port.
     Address {
-        /// TCP, UDP or SCTP.
+        /// The protocol of the service's packets: TCP, UDP or SCTP.
         protocol: Protocol,
         /// Virtual address and port; port 0 stands for every port without a separate service.
         addr: SocketAddr,
@@ -51,7 +51,7 @@ pub enum ServiceKey {
     Mark {
         /// Family of the marked packets.
         family: Family,
-        /// The mark, not 0.
+        /// The firewall mark of the packets, not 0.
         mark: u32,
     },
 }
@@ -273,7 +273,7 @@ pub struct ServerConfig {
     /// Share of connections in relation to the other servers; a server with 0 gets no new
     /// connections (quiesced).
     pub weight: i32,
-    /// Forwarding method.
+    /// The method by which packets reach the server.
     #[cfg_attr(feature = "api", serde(default))]
     pub forwarding: Forwarding,
     /// Encapsulation, if the method is [`Forwarding::Tunnel`].

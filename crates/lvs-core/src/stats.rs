@@ -66,7 +66,7 @@ pub struct Stats {
     pub shown: Counts,
     /// Rates per second, as the kernel's estimator computes them.
     pub rates: Counts,
-    /// The counters now, never zeroed.
+    /// The counters at present, which are never zeroed.
     pub live: Counts,
 }
 

@@ -11,7 +11,7 @@ use core::time::Duration;
 pub struct Instant(u64);
 
 impl Instant {
-    /// The origin.
+    /// The origin, from which all moments are counted.
     pub const ZERO: Self = Self(0);
 
     /// A moment `nanos` nanoseconds after the origin.

@@ -5,12 +5,12 @@
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 pub enum TunnelChecksum {
-    /// No checksum.
+    /// The outer header has no checksum.
     #[default]
     None,
     /// A checksum in the outer header.
     Full,
-    /// Remote checksum offload (GUE).
+    /// GUE's remote checksum offload: the receiver completes the inner checksum.
     Remote,
 }
 
@@ -58,12 +58,12 @@ pub enum Tunnel {
     Gue {
         /// Destination port of the outer UDP header.
         port: u16,
-        /// Outer checksum.
+        /// The checksum of the outer UDP header.
         checksum: TunnelChecksum,
     },
     /// GRE (RFC 2784).
     Gre {
-        /// Outer checksum.
+        /// The checksum in the GRE header.
         checksum: TunnelChecksum,
     },
 }
@@ -145,7 +145,7 @@ impl Tunnel {
         }
     }
 
-    /// The outer checksum.
+    /// The checksum of the outer headers; none for IPIP.
     pub const fn checksum(self) -> TunnelChecksum {
         match self {
             Self::Ipip => TunnelChecksum::None,

@@ -14,7 +14,7 @@ pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 /// Jobs for one thread, in the order in which they were posted. The thread polls
 /// [`wake`](Self::wake) with its other descriptors.
 pub(crate) struct Mailbox<T> {
-    /// `None` after the thread has ended.
+    /// The queued jobs; `None` after the thread has ended.
     jobs: Mutex<Option<Vec<Job<T>>>>,
     wake: EventFd,
 }
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn mailbox_returns_jobs_in_order_and_drops_jobs_after_close() {
-        let mailbox = Mailbox::<Vec<u8>>::new().expect("a descriptor");
+        let mailbox = Mailbox::<Vec<u8>>::new().expect("a descriptor is available");
         assert!(!mailbox.wake().take());
         mailbox.post(|all| all.push(1));
         mailbox.post(|all| all.push(2));

@@ -124,7 +124,7 @@ struct Connections {
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
 
-    /// Initial timeouts.
+    /// Initial timeouts of connections.
     #[arg(long, value_enum, default_value_t = Profile::Kernel)]
     profile: Profile,
 
@@ -469,7 +469,8 @@ fn state_keeper(args: &Args) -> Option<io::Result<StateKeeper>> {
     wanted.then(|| StateKeeper::of(&address(args).to_string()))
 }
 
-/// Drops the rights that the dataplane will not need.
+/// Drops the rights that the dataplane will not need, except with `--confine off` or `--cleanup`.
+/// First mounts the BPF file system, if the kernel fast path may need it.
 fn confine(args: &Args) -> Confinement {
     if args.restart.cleanup || matches!(args.access.confine, Confine::Off) {
         return Confinement::default();
@@ -485,7 +486,10 @@ fn confine(args: &Args) -> Confinement {
     })
 }
 
-/// Removes the state that a killed dataplane left.
+/// Removes the state that a killed dataplane left, and prints what was removed.
+///
+/// # Errors
+/// A dataplane is running, or the state cannot be searched for.
 fn clean_up() -> anyhow::Result<()> {
     let address = Address::from_env();
     anyhow::ensure!(
@@ -524,7 +528,9 @@ fn run(
         (Ok(state_keeper), _) => state_keeper,
         (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
-            warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
+            warn!(
+                "a warm restart is not possible ({error}): if this dataplane is killed, its connections end"
+            );
             None
         }
     };
@@ -571,7 +577,7 @@ fn config(args: Args) -> anyhow::Result<Config> {
         .partition(|name| name == "auto");
     let workers = args.links.workers.count();
     if let Workers::Auto = args.links.workers {
-        info!("--workers auto: {workers}");
+        info!("--workers auto: {workers} packet workers");
     }
     let (mut rules, mut marks) = (None, Vec::new());
     if let Some(path) = &args.services.rules {

@@ -113,7 +113,7 @@ mod tests {
     const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
     #[test]
-    fn arp_request_and_reply_are_parsed() {
+    fn arp_message_of_each_kind_is_parsed_and_truncated_message_is_refused() {
         let asked = frame(
             Mac::BROADCAST,
             PEER,
@@ -122,11 +122,11 @@ mod tests {
             Mac([0; 6]),
             [10, 0, 0, 9].into(),
         );
-        let request = parse(&asked).expect("an ARP message");
+        let request = parse(&asked).expect("the frame is an ARP message");
         assert!(request.request);
         let answer = reply(&request, MAC);
         assert_eq!(answer[..6], PEER.0);
-        let answer = parse(&answer).expect("an ARP message");
+        let answer = parse(&answer).expect("the frame is an ARP message");
         assert_eq!(
             answer,
             Arp {
@@ -136,9 +136,10 @@ mod tests {
                 target: [10, 0, 0, 2].into()
             }
         );
-        let announced = parse(&gratuitous(MAC, [10, 0, 0, 9].into())).expect("an ARP message");
+        let announced =
+            parse(&gratuitous(MAC, [10, 0, 0, 9].into())).expect("the frame is an ARP message");
         assert_eq!(announced.sender, announced.target);
-        let probed = parse(&probe(MAC, [10, 0, 0, 9].into())).expect("an ARP message");
+        let probed = parse(&probe(MAC, [10, 0, 0, 9].into())).expect("the frame is an ARP message");
         assert!(probed.request && probed.sender.is_unspecified());
         for cut in 0..asked.len() {
             assert_eq!(parse(&asked[..cut]), None, "{cut}");

@@ -57,12 +57,12 @@ pub struct Segments {
     pub ecn: bool,
 }
 
-/// Kinds of super-packets.
+/// The kind of a super-packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentKind {
-    /// TCP over IPv4.
+    /// A TCP super-packet over IPv4.
     Tcp4,
-    /// TCP over IPv6.
+    /// A TCP super-packet over IPv6.
     Tcp6,
     /// UDP datagrams of equal size (UDP GSO).
     Udp,
@@ -197,7 +197,7 @@ impl Frame {
         }
     }
 
-    /// The frame's bytes.
+    /// The bytes of the frame, without headroom.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.buf[self.start..self.end]
@@ -373,14 +373,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn borrowed_frame_is_changed_in_place() {
-        let arena = Arena::new(1, 256).expect("a mapping");
-        let mut slot = arena.lend(0).expect("free");
+    fn borrowed_frame_is_changed_in_place_and_returns_its_slot() {
+        let arena = Arena::new(1, 256).expect("the memory can be mapped");
+        let mut slot = arena.lend(0).expect("the slot is free");
         slot[64..68].copy_from_slice(b"data");
         let mut frame = Frame::lent(slot, 64..68, Offload::default());
         frame
             .push_front(4)
-            .expect("headroom")
+            .expect("the frame has headroom")
             .copy_from_slice(b"link");
         assert!(frame.extend(b"tail"));
         assert!(frame.push_front(61).is_none());

@@ -37,11 +37,11 @@ enum Cause {
     LocalClient(LocalClient),
 }
 
-/// A waiting packet.
+/// A packet that waits for a link-layer address or for an interception.
 #[derive(Debug)]
 pub struct Waiting {
     since: Instant,
-    /// The packet.
+    /// The packet without its link header.
     pub frame: Frame,
     /// The server of the packet's connection; `None` if it belongs to none.
     pub server: Option<ServerId>,
@@ -281,7 +281,7 @@ impl Held {
         });
     }
 
-    /// Number of waiting packets.
+    /// Number of packets that wait.
     pub const fn len(&self) -> usize {
         self.frames
     }
@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn next_hop_is_requested_although_queues_are_full() {
+    fn neighbour_address_is_requested_once_a_second_although_queues_are_full() {
         let mut held = Held::default();
         let (port, now) = (PortId(1), Instant::from_secs(1));
         let hop = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
@@ -333,7 +333,10 @@ mod tests {
             held.hold(port, hop(1), None, Frame::from_bytes(&[n; 60]), now);
         }
         assert_eq!((held.len(), held.dropped), (PER_NEIGHBOUR, 49));
-        let first = held.take(port, hop(1)).next().expect("they wait");
+        let first = held
+            .take(port, hop(1))
+            .next()
+            .expect("packets wait for this neighbour");
         assert_eq!(
             first.frame.bytes()[0],
             49,

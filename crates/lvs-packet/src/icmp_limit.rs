@@ -51,7 +51,7 @@ impl Limits {
         }
     }
 
-    /// No limits.
+    /// Limits that permit every ICMP error.
     pub const NONE: Self = Self {
         per_receiver: Duration::ZERO,
         per_second: 0,
@@ -64,7 +64,7 @@ impl Limits {
 pub struct Bucket {
     /// Cost of one token in nanoseconds; 0 means no limit.
     cost: i64,
-    /// Maximum credit, in nanoseconds.
+    /// Maximum of the saved credit in nanoseconds.
     full: i64,
     since: AtomicI64,
 }
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn icmp_errors_to_one_receiver_are_limited_to_six_and_then_one_per_second() {
+    fn icmp_errors_to_one_receiver_except_too_big_are_limited_to_six_then_one_a_second() {
         let limit = RateLimit::new(Limits::default());
         let a = IpAddr::from([192, 0, 2, 1]);
         let kind = ErrorKind::PortUnreachable;
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn icmp_errors_to_all_receivers_share_a_burst() {
+    fn icmp_errors_to_all_receivers_share_burst_of_50_and_1000_a_second() {
         let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let sent = (0..200u32)
@@ -301,7 +301,7 @@ mod tests {
                 .collect();
             workers
                 .into_iter()
-                .map(|worker| worker.join().expect("no panic"))
+                .map(|worker| worker.join().expect("the thread does not panic"))
                 .sum()
         });
         assert_eq!(sent, 50);

@@ -194,10 +194,10 @@ mod tests {
     const GROUP: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0x10);
 
     fn check(frame: &[u8]) {
-        let sliced = SlicedPacket::from_ethernet(frame).expect("a packet");
+        let sliced = SlicedPacket::from_ethernet(frame).expect("the bytes are a valid packet");
         let ip = &frame[ETHERNET_LEN..];
         let Some(TransportSlice::Icmpv6(message)) = sliced.transport else {
-            panic!("not ICMPv6");
+            panic!("the packet is not ICMPv6");
         };
         assert!(message.is_checksum_valid(ipv6::src(ip).octets(), ipv6::dst(ip).octets()));
     }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn mld_queries_of_both_versions_are_parsed() {
+    fn mld_queries_of_versions_1_and_2_are_parsed_and_foreign_or_truncated_refused() {
         for (len, v1) in [
             (V1_LEN, true),
             (QUERY_V2_LEN, false),

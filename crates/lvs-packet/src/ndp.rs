@@ -194,20 +194,20 @@ mod tests {
     const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
     fn addr(text: &str) -> Ipv6Addr {
-        text.parse().expect("an address")
+        text.parse().expect("the address is valid")
     }
 
     fn check(frame: &[u8]) {
-        let sliced = SlicedPacket::from_ethernet(frame).expect("a packet");
+        let sliced = SlicedPacket::from_ethernet(frame).expect("the bytes are a valid packet");
         let ip = &frame[ETHERNET_LEN..];
         let Some(TransportSlice::Icmpv6(message)) = sliced.transport else {
-            panic!("not ICMPv6");
+            panic!("the packet is not ICMPv6");
         };
         assert!(message.is_checksum_valid(ipv6::src(ip).octets(), ipv6::dst(ip).octets()));
     }
 
     #[test]
-    fn ndp_solicitation_and_advertisement_are_parsed() {
+    fn ndp_messages_have_expected_receivers_and_are_parsed_unless_truncated() {
         let vip = addr("2001:db8::12:3456");
         let asked = Ndp {
             solicitation: true,
@@ -218,7 +218,7 @@ mod tests {
         let answer = advertisement(&asked, MAC);
         check(&answer);
         assert_eq!(answer[..6], PEER.0);
-        let read = parse(&answer).expect("an advertisement");
+        let read = parse(&answer).expect("the frame is a neighbour advertisement");
         assert_eq!(
             (read.solicitation, read.target, read.mac),
             (false, vip, MAC)
@@ -233,7 +233,7 @@ mod tests {
         let probed = probe(MAC, vip);
         check(&probed);
         assert_eq!(probed[..6], [0x33, 0x33, 0xff, 0x12, 0x34, 0x56]);
-        let read = parse(&probed).expect("a solicitation");
+        let read = parse(&probed).expect("the frame is a neighbour solicitation");
         assert!(read.solicitation && read.src.is_unspecified());
         assert_eq!(advertisement(&read, PEER)[..6], [0x33, 0x33, 0, 0, 0, 1]);
         for cut in 0..probed.len() {

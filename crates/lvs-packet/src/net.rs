@@ -33,7 +33,7 @@ impl PortId {
 /// The properties of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortInfo {
-    /// The port's link-layer address.
+    /// The link-layer address of the port.
     pub mac: Mac,
     /// Length in bytes of the longest IP packet that can be sent on the port.
     pub mtu: u32,
@@ -48,7 +48,7 @@ pub struct PortInfo {
 /// The next hop on the path to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// The outgoing port.
+    /// The port on which packets are sent.
     pub port: PortId,
     /// The neighbour that receives the packet: a gateway, or the destination itself if the route is
     /// on-link.
@@ -62,7 +62,7 @@ pub struct NextHop {
 /// The path of packets to an Ethernet neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// The outgoing port.
+    /// The port on which packets are sent.
     pub port: PortId,
     /// Length in bytes of the longest packet that can be sent on the path.
     pub mtu: u32,

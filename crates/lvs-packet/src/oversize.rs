@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oversize_records_longest_packet_and_is_bounded() {
+    fn oversize_records_longest_packet_for_limited_number_of_servers() {
         let oversize = Oversize::default();
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
         oversize.note(server(1), true, 1480, 1500);

@@ -25,9 +25,9 @@ pub(crate) const PLAIN: u8 = 0x45;
 /// Fields of an IP header, and the position of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Source address.
+    /// Source address of the packet.
     pub src: IpAddr,
-    /// Destination address.
+    /// Destination address of the packet.
     pub dst: IpAddr,
     /// The protocol of the payload.
     pub protocol: Protocol,
@@ -59,7 +59,7 @@ pub struct Fragment {
     pub id: u32,
     /// Offset of the fragment's payload in the payload of the datagram, in bytes.
     pub offset: usize,
-    /// Whether more fragments follow.
+    /// Whether the datagram has fragments after this one.
     pub more: bool,
     /// For IPv6, the offset of the byte that announces the fragment header; the reassembled
     /// datagram has no fragment header.

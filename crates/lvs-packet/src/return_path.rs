@@ -30,7 +30,8 @@ pub struct Forwarded {
 }
 
 impl ReturnPaths {
-    /// Stores the host that forwarded a reply of `server`.
+    /// Stores the host that forwarded a reply of `server`. If [`SERVERS_MAX`] servers are already
+    /// stored, stores nothing for a further server.
     pub(crate) fn learn(&self, server: IpAddr, port: PortId, sender: Mac, at: Instant) {
         let mut all = self.all();
         if all.len() < SERVERS_MAX || all.contains_key(&server) {
@@ -38,7 +39,7 @@ impl ReturnPaths {
         }
     }
 
-    /// The latest forwarded reply of `server`.
+    /// The latest forwarded reply of `server`. `None` if no reply of it is stored.
     pub fn find(&self, server: IpAddr) -> Option<Forwarded> {
         self.all().get(&server).copied()
     }
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn return_paths_are_bounded() {
+    fn return_paths_are_stored_for_limited_number_of_servers_and_updated() {
         let paths = ReturnPaths::default();
         let server = |n: usize| IpAddr::from(Ipv4Addr::from(u32::try_from(n).unwrap()));
         for n in 0..=SERVERS_MAX {

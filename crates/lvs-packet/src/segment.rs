@@ -417,7 +417,7 @@ mod tests {
                 .expect("writing to a vector succeeds");
         } else {
             let builder = builder.tcp(1, 2, 3, 9).options_raw(&vec![1; options]);
-            let builder = builder.expect("options of a header");
+            let builder = builder.expect("the options fit into a header");
             builder
                 .write(&mut ip, &data)
                 .expect("writing to a vector succeeds");
@@ -429,14 +429,15 @@ mod tests {
             header_len: 0,
             ecn: false,
         });
-        let packet = parse::ip(frame.bytes(), true).expect("valid");
-        Cut::new(&frame, &packet).map(|cut| cut.expect("an aggregate").count(ip.len()))
+        let packet = parse::ip(frame.bytes(), true).expect("the packet is valid");
+        Cut::new(&frame, &packet)
+            .map(|cut| cut.expect("the packet is a super-packet").count(ip.len()))
     }
 
     /// The checksum of SCTP is a CRC32c; hosts leave it to a capable device (`NETIF_F_SCTP_CRC`),
     /// as they leave the checksums of TCP and UDP.
     #[test]
-    fn partial_checksum_of_sctp_becomes_crc() {
+    fn partial_checksum_of_sctp_becomes_crc32c_and_is_refused_beyond_packet() {
         let mut ip = Vec::new();
         let mut packet = vec![0x80; 40];
         packet[8..12].copy_from_slice(&[0; 4]);
@@ -448,7 +449,7 @@ mod tests {
             start: 20,
             offset: 8,
         });
-        finish_checksum(&mut frame).expect("in bounds");
+        finish_checksum(&mut frame).expect("the checksum field is inside the packet");
         assert_eq!(frame.bytes()[28..32], checksum::sctp(&packet));
         assert_eq!(frame.bytes()[32..], packet[12..]);
         assert_eq!(frame.offload.checksum, None);
@@ -462,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn super_packet_with_impossible_segments_is_refused() {
+    fn super_packet_with_too_many_tiny_segments_is_refused() {
         let tiny = Err(FrameDrop::TinySegments);
         for (kind, size, options, len, expected) in [
             (SegmentKind::Tcp4, 1, 0, 60_000, tiny),
@@ -547,7 +548,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn segmentation_keeps_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
+        fn segmentation_keeps_every_byte_once_and_segment_headers_are_correct(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], 64)
@@ -567,8 +568,8 @@ mod tests {
                 (false, true) => SegmentKind::Tcp6,
             };
             frame.offload.segments = Some(Segments { kind, size, header_len: 0, ecn: false });
-            let packet = parse::ip(frame.bytes(), true).expect("valid");
-            let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
+            let packet = parse::ip(frame.bytes(), true).expect("the packet is valid");
+            let cut = Cut::new(&frame, &packet).expect("the offload request fits the packet").expect("the packet is a super-packet");
             let parts: Vec<Frame> = cut
                 .segments(&frame, &packet)
                 .expect("the number is within the limit")
@@ -581,7 +582,7 @@ mod tests {
             prop_assert_eq!(parts.len(), cut.count(ip.len()));
             let mut joined = Vec::new();
             for (i, part) in parts.iter().enumerate() {
-                let p = parse::ip(part.bytes(), false).expect("valid");
+                let p = parse::ip(part.bytes(), false).expect("the packet is valid");
                 prop_assert!(checksum_ok(part.bytes(), p.l4, p.protocol.0));
                 prop_assert!(p.len <= cut.longest(ip.len()));
                 if !udp {
@@ -613,20 +614,20 @@ mod tests {
             };
             frame.offload.segments = Some(Segments { kind, size, header_len: 0, ecn: false });
             frame.offload.checksum = Some(PartialChecksum { start: start as u16, offset: field });
-            let packet = parse::ip(frame.bytes(), true).expect("valid");
-            check_offload(&frame, &packet).expect("an aggregate in a tunnel");
-            let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
+            let packet = parse::ip(frame.bytes(), true).expect("the packet is valid");
+            check_offload(&frame, &packet).expect("the packet is a super-packet in a tunnel");
+            let cut = Cut::new(&frame, &packet).expect("the offload request fits the packet").expect("the packet is a super-packet");
             prop_assert!(!cut.is_expressible());
             let mut joined = Vec::new();
             for segment in cut.segments(&frame, &packet).expect("the number is within the limit") {
                 let mut part = Frame::with_capacity(segment.len());
                 assert!(segment.write(&mut part));
-                let p = parse::ip(part.bytes(), false).expect("valid");
+                let p = parse::ip(part.bytes(), false).expect("the packet is valid");
                 prop_assert!(p.len == part.len() && p.len <= cut.longest(ip.len()));
                 prop_assert_eq!(udp::end(part.bytes(), l4), Some(part.len()));
                 prop_assert!(!summed || udp::is_intact(part.bytes(), l4));
                 prop_assert_eq!(be16(part.bytes(), l4 + 6) != 0, summed);
-                let inside = parse::ip(&part.bytes()[inner..], false).expect("valid");
+                let inside = parse::ip(&part.bytes()[inner..], false).expect("the packet is valid");
                 prop_assert_eq!(inside.len, part.len() - inner);
                 prop_assert!(checksum_ok(&part.bytes()[inner..], inside.l4, protocol));
                 if udp {

@@ -31,7 +31,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// No limits.
+    /// Settings without limits of ICMP errors and echo replies, and without optional checks and
+    /// changes.
     pub const UNLIMITED: Self = Self {
         limits: Limits::NONE,
         echo: Echo::Answer(u32::MAX),
@@ -73,7 +74,7 @@ pub enum Echo {
     /// The requests are answered, at most this number per second for all senders together; 0 means
     /// no limit.
     Answer(u32),
-    /// The requests are dropped.
+    /// Echo requests are dropped.
     Drop,
 }
 
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn setting_words_are_parsed_and_other_words_refused() {
+    fn packet_setting_texts_are_parsed_and_invalid_texts_refused() {
         assert_eq!("auto".parse(), Ok(ClampMss::Auto));
         assert_eq!("1360".parse(), Ok(ClampMss::To(1360)));
         assert_eq!("drop".parse(), Ok(Echo::Drop));

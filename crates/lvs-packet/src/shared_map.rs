@@ -39,7 +39,7 @@ impl<K, V> Default for SharedMap<K, V> {
 }
 
 impl<K, V> SharedMap<K, V> {
-    /// Number of entries.
+    /// Number of entries in the map.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -212,7 +212,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.contains_key(value)
     }
 
-    /// Number of entries.
+    /// Number of values in the set.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
@@ -222,7 +222,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.is_empty()
     }
 
-    /// Removes all entries.
+    /// Removes all values from the set.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_shared_set_contains_nothing() {
+    fn shared_set_contains_only_inserted_value_once() {
         let mut set = SharedSet::default();
         assert!(set.is_empty() && !set.contains(&1) && !set.remove(&1));
         assert!(set.insert(1) && !set.insert(1));

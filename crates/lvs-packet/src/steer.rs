@@ -128,12 +128,12 @@ impl Steering {
         self.local == *local
     }
 
-    /// Number of workers.
+    /// Number of workers among which packets are divided.
     pub const fn workers(&self) -> NonZeroUsize {
         self.workers
     }
 
-    /// The keys of the hash.
+    /// The keys of the hash that selects a worker.
     pub const fn keys(&self) -> Keys {
         self.keys
     }
@@ -281,11 +281,11 @@ pub enum Kind {
 /// A range of addresses, each folded into 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// The first address.
+    /// The first folded address of the range.
     pub first: u32,
-    /// The last address.
+    /// The last folded address of the range.
     pub last: u32,
-    /// Kind of the addresses.
+    /// The kind of all addresses in the range.
     pub kind: Kind,
 }
 
@@ -294,9 +294,9 @@ pub struct Range {
 /// between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Number of workers.
+    /// Number of workers among which packets are divided.
     pub workers: u32,
-    /// The keys of the hash.
+    /// The keys of the hash that selects a worker.
     pub keys: Keys,
     /// Whether packets are divided by the client's address alone.
     pub by_address: bool,

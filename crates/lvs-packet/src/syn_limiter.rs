@@ -129,9 +129,9 @@ impl Kind {
         self.asking = 0;
     }
 
-    /// Decides on a SYN of `network`. A network that has used up its quota may send one more SYN if
-    /// SYNs remain after all quotas. Half of the maximum budget is reserved for networks below
-    /// their quota.
+    /// Counts a SYN of `network`, and returns whether it passes. A network that has used up its
+    /// quota may send one more SYN if SYNs remain after all quotas. Half of the maximum budget is
+    /// reserved for networks below their quota.
     fn pass(&mut self, network: u16) -> bool {
         let taken = &mut self.taken[usize::from(network)];
         self.asking += u32::from(*taken == 0);
@@ -289,7 +289,8 @@ impl SynLimiter {
         self.known.insert(hash);
     }
 
-    /// Whether a SYN with this sequence number passes; otherwise it must be dropped.
+    /// Counts a SYN with this sequence number, and returns whether it passes; otherwise it must be
+    /// dropped. While SYNs are not classified, all pass.
     pub(super) fn passes(
         &mut self,
         client: SocketAddr,
@@ -336,6 +337,8 @@ impl SynLimiter {
     }
 
     /// Records that a batch of `frames` frames took the time `took`; `now` is the present time.
+    /// Begins to classify SYNs when the time for them is used up, and ends this when no SYN was
+    /// dropped for [`CAUTIOUS`].
     pub fn spent(&mut self, frames: usize, took: Duration, now: Instant) {
         let passed = now.saturating_since(self.earned);
         self.earned = now;
@@ -449,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn syn_flood_gets_its_share_and_known_clients_pass() {
+    fn syn_flood_gets_about_a_sixteenth_of_time_and_known_clients_pass() {
         let mut flood = Flood::new(client);
         let honest = |n: u16| SocketAddr::from(([192, 0, 2, 100], n));
         flood.syn_limiter.meets(honest(1).ip(), flood.now);

@@ -35,7 +35,7 @@ impl Route {
     /// # Panics
     /// If `to` is not a prefix, or `gateway` or `source` is not an address.
     pub fn new(to: &str, port: PortId, gateway: Option<&str>, source: &str) -> Self {
-        let addr = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let addr = |text: &str| text.parse::<IpAddr>().expect("the address is valid");
         Self {
             to: parse_prefix(to),
             way: Some((port, gateway.map(addr), Some(addr(source)))),
@@ -52,9 +52,11 @@ impl Route {
 }
 
 fn parse_prefix(text: &str) -> Prefix {
-    let (addr, bits) = text.split_once('/').expect("an address and a length");
-    let addr = addr.parse().expect("an address");
-    (addr, bits.parse().expect("a length"))
+    let (addr, bits) = text
+        .split_once('/')
+        .expect("the text has an address and a length");
+    let addr = addr.parse().expect("the address is valid");
+    (addr, bits.parse().expect("the prefix length is a number"))
 }
 
 /// A network that consists of tables.

@@ -199,9 +199,9 @@ impl TunnelPaths {
     }
 
     /// Processes `message`, an ICMP error with a correct checksum that is addressed to the
-    /// director. `mtu` returns the MTU of the route to a server. Returns the error for the client;
-    /// `None` if the message does not concern a tunnel packet of the director, or if the client
-    /// needs no error.
+    /// director, and stores the path MTU that it reports, if any. `mtu` returns the MTU of the
+    /// route to a server. Returns the error for the client; `None` if the message does not concern
+    /// a tunnel packet of the director, or if the client needs no error.
     pub fn complaint<'a>(
         &self,
         message: &'a [u8],
@@ -364,7 +364,7 @@ mod tests {
             .known((server(0), Kind::Ipip))
             .expect("the path MTU is stored");
         path.learn(1400, 1500, false, now);
-        for n in 0..3 * u32::try_from(SERVERS_MAX).expect("few") {
+        for n in 0..3 * u32::try_from(SERVERS_MAX).expect("the number is small") {
             let mtu = known.mtu(&all, server(n), Tunnel::Ipip, 1500, now);
             assert_eq!(mtu, if n == 0 { 1400 } else { 1500 });
         }

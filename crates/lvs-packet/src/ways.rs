@@ -24,30 +24,34 @@ pub struct Ways {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoWay {
     /// The virtual address belongs neither to this host nor to the dataplane.
-    #[error("its virtual address belongs neither to this host nor to the dataplane")]
+    #[error(
+        "the virtual address of the connection belongs neither to this host nor to the dataplane"
+    )]
     Elsewhere,
     /// Client and server are of different families.
-    #[error("its client and its server are of different families")]
+    #[error("the client and the server of the connection are of different address families")]
     Families,
     /// The client or the server has an address of this host, of the dataplane or of a service.
-    #[error("the director itself is its client or its server")]
+    #[error("the director itself is the client or the server of the connection")]
     Host,
     /// No other host can have sent a packet between these addresses (`is_martian`).
     #[error(
-        "no other host can have sent a packet with its addresses (such as loopback, multicast, or the director's own)"
+        "no other host can have sent a packet with the addresses of the connection (such as loopback, multicast, or the director's own)"
     )]
     Martian,
     /// Packets to the server cannot be sent now, not through an Ethernet interface, or not through
     /// the tunnel (its MTU is too small, or the route has no source address).
     #[error(
-        "its server has no route through Ethernet, its neighbour is not resolved, or the MTU is too small for the tunnel"
+        "the server has no route through Ethernet, the neighbour on this route is not resolved, or the MTU is too small for the tunnel"
     )]
     ToServer,
     /// Packets to the client cannot be sent now, or not through an Ethernet interface.
-    #[error("its client has no route through Ethernet, or its neighbour is not resolved")]
+    #[error(
+        "the client has no route through Ethernet, or the neighbour on this route is not resolved"
+    )]
     ToClient,
     /// The outer headers of the tunnel are not the same for all packets.
-    #[error("its tunnel has a checksum (--tun-csum, --tun-remcsum)")]
+    #[error("the tunnel to the server has a checksum (--tun-csum, --tun-remcsum)")]
     Tunnel,
 }
 

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn read_only_users_together_and_each_alone_get_limited_slots() {
+    fn connection_slots_are_limited_per_read_only_user_for_all_readers_and_in_total() {
         let places = Arc::<Places>::default();
         let take = |uid| std::iter::from_fn(|| places.take(uid)).collect::<Vec<_>>();
         let one = take(Some(1));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_gets_one_list_at_a_time_and_writers_any_number() {
+    fn read_only_user_gets_one_list_all_such_users_four_and_writer_any_number() {
         let places = Arc::<Places>::default();
         let (first, second) = (places.take(Some(1)), places.take(Some(1)));
         let (first, second) = (
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn shutdown_waits_for_answers_up_to_a_limit() {
+    fn shutdown_waits_for_unfinished_answers_until_time_limit() {
         let places = Arc::<Places>::default();
         let place = places.take(None).expect("a slot is free");
         let answer = place.answer();

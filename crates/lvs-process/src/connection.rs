@@ -81,7 +81,8 @@ impl Write for Within<'_> {
     }
 }
 
-/// Answers a client until it disconnects; `denied` is the reason why it may not make changes.
+/// Answers a client until it disconnects, exceeds a time limit, or sends a request that is too long
+/// or incomplete. `denied` is the reason why it may not make changes.
 pub(super) fn serve_connection(
     stream: &UnixStream,
     place: &Place,
@@ -255,7 +256,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(200);
 
     #[test]
-    fn slowloris_client_is_disconnected() {
+    fn read_from_slowloris_client_times_out() {
         let (client, server) = UnixStream::pair().expect("the sockets can be opened");
         let dripping = thread::spawn(move || {
             while (&client).write_all(b" ").is_ok() {
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_reader_is_disconnected() {
+    fn write_to_slow_reader_times_out() {
         let (client, server) = UnixStream::pair().expect("the sockets can be opened");
         let taking = thread::spawn(move || {
             while (&client).read(&mut [0]).is_ok_and(|count| count > 0) {

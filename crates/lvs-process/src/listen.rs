@@ -23,7 +23,7 @@ pub enum BindError {
     /// Another dataplane already listens at the address.
     #[error("another dataplane is running at {address}{}: stop it first, or start this one with another --socket", of_pid(.pid))]
     Running {
-        /// The address.
+        /// The address of the control socket.
         address: Address,
         /// The process id of the other dataplane, if it is in this PID namespace.
         pid: Option<u32>,
@@ -35,11 +35,11 @@ pub enum BindError {
         directory = place::DIRECTORY
     )]
     Taken {
-        /// The abstract name.
+        /// The abstract name of the control socket.
         address: Address,
-        /// The user id of that process.
+        /// The user id of the process that uses the name.
         uid: u32,
-        /// Its process id, if it is in this PID namespace.
+        /// The id of this process, if it is in this PID namespace.
         pid: Option<u32>,
     },
     /// There is a file at the path that is not a socket.
@@ -48,7 +48,7 @@ pub enum BindError {
     /// The operating system has returned an error.
     #[error("cannot listen at {address}: {source}; {}", fix(source))]
     Io {
-        /// The address.
+        /// The address of the control socket.
         address: Address,
         /// The error of the operating system.
         source: io::Error,
@@ -114,9 +114,11 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
     pub(super) address: Address,
-    /// The socket's file, with its device and inode; it is removed at the end.
+    /// The socket's file, with its device and inode, which is removed at the end; `None` for an
+    /// abstract name.
     file: Option<(PathBuf, (u64, u64))>,
-    /// The lock of the socket, which is released after the file is removed.
+    /// The lock of the socket, which is released after the file is removed; `None` for an abstract
+    /// name.
     pub(super) lock: Option<Arc<Lock>>,
 }
 

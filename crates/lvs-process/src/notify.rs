@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notification_arrives_by_name_and_by_path() {
+    fn systemd_notification_arrives_at_path_and_abstract_name() {
         let path = std::env::temp_dir().join(format!("lvs-notify-{}", std::process::id()));
         let by_path = UnixDatagram::bind(&path).unwrap();
         let name = format!("lvsd-notify-test-{}", std::process::id());

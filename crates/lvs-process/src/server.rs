@@ -31,7 +31,8 @@ const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 /// The groups whose members have access to the control socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
-    /// The group whose members have write access, in addition to root and the dataplane's own user.
+    /// The group whose members have write access, in addition to root and the dataplane's own user;
+    /// `None` for no group.
     pub writers: Option<u32>,
     /// The group whose members have read access, in addition to clients with write access. If
     /// absent, every user has read access.

@@ -145,7 +145,7 @@ fn raw(address: &Address, bytes: &[u8]) -> String {
 }
 
 #[test]
-fn invalid_requests_are_answered_with_errors() {
+fn control_socket_answers_malformed_early_and_too_long_requests_with_errors() {
     let address = unique("bad");
     let _handle = start(&address);
     for (request, part) in [
@@ -181,7 +181,7 @@ fn invalid_requests_are_answered_with_errors() {
 }
 
 #[test]
-fn second_dataplane_is_refused_and_stale_socket_replaced() {
+fn control_socket_bind_replaces_only_stale_socket_and_reports_cause_otherwise() {
     let dir = std::env::temp_dir().join(format!("lvs-test-stale-{}", std::process::id()));
     fs::create_dir_all(&dir).expect("the directory can be created");
     let path = dir.join("socket");
@@ -212,10 +212,13 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
     assert!(matches!(file, BindError::NotASocket(_)), "{file}");
     let file = Client::connect(&address).expect_err("a file that is not a socket is accepted");
     assert!(matches!(file, Error::NotASocket { .. }), "{file}");
-    fs::remove_dir_all(&dir).expect("this test owns the file");
+    fs::remove_dir_all(&dir).expect("the directory can be removed");
     let lost = Server::bind(&address, Permissions::default())
         .expect_err("the server listens in a missing directory");
-    assert!(lost.to_string().contains("create the directory"), "{lost}");
+    assert!(
+        lost.to_string().contains("create the directory"),
+        "no `create the directory` in {lost}"
+    );
 
     let name = unique("second");
     let _first = start(&name);
@@ -225,7 +228,7 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
 }
 
 #[test]
-fn dead_dataplane_is_reported_to_client() {
+fn connection_closed_during_answer_is_reported_to_client() {
     let address = unique("dies");
     let listener =
         UnixListener::bind_addr(&address.socket_addr().expect("the socket has an address"))
@@ -274,7 +277,7 @@ fn padded(request: &str, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn request_longer_than_limit_of_client_rights_is_refused() {
+fn request_longer_than_limit_before_hello_or_of_client_rights_is_refused() {
     let hello = "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}";
     let get = "{\"id\":2,\"method\":\"timeouts.get\"}";
     let reader = Some(Refusal::User);
@@ -295,10 +298,16 @@ fn request_longer_than_limit_of_client_rights_is_refused() {
             answers_to(denied, &lines)
         };
         let fits = answer_of(max);
-        assert!(!fits.contains("error"), "{max}: {fits}");
+        assert!(
+            !fits.contains("error"),
+            "{max}: unexpected `error` in {fits}"
+        );
         let refused = answer_of(max + 1);
         let reason = format!("the request is longer than {max} bytes");
-        assert!(refused.contains(&reason), "{max}: {refused}");
+        assert!(
+            refused.contains(&reason),
+            "{max}: no {reason:?} in {refused}"
+        );
         let last = refused.lines().last().unwrap_or_default();
         assert!(
             last.contains(&reason),
@@ -317,7 +326,7 @@ fn in_own_network(body: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
+fn default_socket_is_found_by_path_or_abstract_name_and_has_one_server() {
     in_own_network(|| {
         let top = std::env::temp_dir().join(format!("lvs-test-usual-{}", std::process::id()));
         fs::create_dir_all(&top).expect("the directory can be created");
@@ -343,7 +352,10 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
         Client::connect(&usual).expect("the client finds the socket");
         let second = Server::bind(&usual, Permissions::default())
             .expect_err("a second server can listen at the address");
-        assert!(second.to_string().contains("@lvs-dataplane"), "{second}");
+        assert!(
+            second.to_string().contains("@lvs-dataplane"),
+            "no `@lvs-dataplane` in {second}"
+        );
         drop(old);
 
         // If the directory could belong to another user, only the abstract name is used.
@@ -351,11 +363,11 @@ fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
             &directory,
             std::os::unix::fs::PermissionsExt::from_mode(0o777),
         )
-        .expect("this test owns the file");
+        .expect("the permissions can be set");
         let named = start(&usual);
         assert_eq!(named.address(), &Address::by_name());
         Client::connect(&usual).expect("the client finds the socket");
         drop(named);
-        fs::remove_dir_all(&top).expect("this test owns the file");
+        fs::remove_dir_all(&top).expect("the directory can be removed");
     });
 }

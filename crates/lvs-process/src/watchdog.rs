@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watchdog_of_stopping_dataplane_ends_at_first_error() {
+    fn watchdog_of_stopping_dataplane_ends_at_first_unanswered_request() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let address = Address::new(directory.path().join("absent"));
         let notify = Notify::to(OsStr::new("/absent"));

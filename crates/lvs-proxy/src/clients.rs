@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn datagram_flood_evicts_oldest_new_clients_only() {
+    fn flood_evicts_oldest_new_clients_but_no_established_client_and_slots_stay_limited() {
         let clients = Arc::new(Clients::default());
         let talking = some(slot(&clients, 1, client(1, 1), 0));
         talking.sent(1);
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn proxy_client_with_many_ipv6_addresses_counts_as_one_source() {
+    fn flood_from_one_ipv6_prefix_evicts_at_most_one_client_of_other_sources() {
         let clients = Arc::new(Clients::default());
         let own = |n: u16| SocketAddr::new([0x2001, 0xdb8, 0, 1, 0, 0, 0, n].into(), 1);
         let others: Vec<Slot> = (0..90)
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn flooded_service_uses_no_slots_of_other_services() {
+    fn flooded_service_shares_client_slots_equally_with_other_service() {
         let clients = Arc::new(Clients::default());
         let mut flood: Vec<Slot> = (0..100)
             .map(|n| some(slot(&clients, 1, client(1000 + n, 1), 0)))
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn source_with_many_clients_evicts_its_own_clients_first() {
+    fn source_with_many_clients_uses_all_slots_only_without_other_clients() {
         let clients = Arc::new(Clients::default());
         let others: Vec<Slot> = (0..90)
             .map(|n| some(slot(&clients, 1, client(1000 + n, 1), 0)))
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_established_client_is_evicted() {
+    fn new_client_evicts_established_client_only_if_idle() {
         let clients = Arc::new(Clients::default());
         let talking: Vec<Slot> = (0..100)
             .map(|n| some(slot(&clients, 1, client(n, 1), 0)))
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn full_client_table_evicts_client_of_same_service() {
+    fn new_client_in_full_proxy_evicts_client_of_same_service_or_is_refused() {
         let clients = Arc::new(Clients::default());
         let crowded = |n| clients.slot(service(1), client(n, 1), (MOST, true), 0);
         assert!(

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn proxy_header_versions_match_their_definition() {
+    fn written_proxy_header_of_version_1_and_2_matches_specification() {
         let (client, local) = (address("192.0.2.1:56324"), address("198.51.100.9:443"));
         let line = b"PROXY TCP4 192.0.2.1 198.51.100.9 56324 443\r\n";
         assert_eq!(write(Version::V1, client, local), line);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn proxy_header_round_trips() {
+    fn proxy_header_round_trips_and_incomplete_header_is_partial() {
         for version in [Version::V1, Version::V2] {
             for (client, local) in [
                 ("192.0.2.1:1", "198.51.100.9:65535"),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_proxy_header_is_accepted_and_longer_one_refused() {
+    fn proxy_header_is_accepted_up_to_length_limit_and_refused_beyond() {
         let binary = |length: usize| {
             let length_bytes = u16::try_from(length).unwrap().to_be_bytes();
             let head = [&SIGNATURE[..], &[0x21, 0x11], &length_bytes, &[10, 0, 0, 1]].concat();

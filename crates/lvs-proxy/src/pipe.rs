@@ -77,7 +77,7 @@ impl Drop for Pipe {
 enum Chunk {
     Nothing,
     End,
-    /// The number of bytes.
+    /// The number of bytes that were forwarded.
     Moved(usize),
 }
 
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pipe_above_limit_is_not_created() {
+    fn relay_pipes_are_limited_in_number_and_kept_for_reuse() {
         // Simulates other threads that use all pipes but one.
         PIPES.fetch_add(PIPES_MAX - 1, Ordering::Relaxed);
         let before = PIPES.load(Ordering::Relaxed);

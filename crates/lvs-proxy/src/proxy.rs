@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_are_reserved_for_checks_and_listeners() {
+    fn proxy_connection_limit_is_bounded_and_leaves_reserved_descriptors() {
         assert_eq!(most(1 << 20, RESERVE), CONNECTIONS_MAX);
         let alone = most(8192, RESERVE);
         assert_eq!(alone, (8192 - RESERVE - PIPE_DESCRIPTORS) / 2);

@@ -166,7 +166,7 @@ async fn relay_forwards_reset_of_either_side() {
 }
 
 #[tokio::test]
-async fn connection_refused_by_server_is_retried_at_another() {
+async fn connection_refused_by_server_is_retried_at_another_server() {
     let (one, first) = server().await;
     let (two, second) = server().await;
     let dead = free();
@@ -194,7 +194,7 @@ async fn connection_refused_by_server_is_retried_at_another() {
 
 /// Connections of several clients at the same time, whose turns in the scheduler interleave.
 #[tokio::test]
-async fn proxy_clients_are_served_while_one_server_is_up() {
+async fn simultaneous_proxy_clients_are_all_served_if_one_of_two_servers_is_up() {
     let (one, alive) = server().await;
     let bench = Bench::new(Options::default(), &[alive, free()]);
     let accepts = tokio::spawn(async move {
@@ -220,7 +220,7 @@ async fn proxy_clients_are_served_while_one_server_is_up() {
 }
 
 #[tokio::test]
-async fn proxy_client_without_server_is_reset() {
+async fn proxy_resets_client_of_service_without_servers() {
     let bench = Bench::new(Options::default(), &[]);
     // The reset may come before the client has seen that it was accepted.
     if let Ok(mut client) = TcpStream::connect(bench.address).await {
@@ -230,7 +230,7 @@ async fn proxy_client_without_server_is_reset() {
 
 /// TCP connections can use all slots except a sixteenth.
 #[tokio::test]
-async fn connection_over_limit_is_reset_and_counted() {
+async fn proxy_connection_over_limit_is_reset_and_counted_until_another_has_ended() {
     const MOST: usize = 32;
     let (listener, address) = server().await;
     tokio::spawn(async move {
@@ -264,7 +264,7 @@ async fn connection_over_limit_is_reset_and_counted() {
 }
 
 #[tokio::test]
-async fn client_without_proxy_header_is_disconnected() {
+async fn client_with_incomplete_proxy_header_is_disconnected_within_30_seconds() {
     let (_listener, address) = server().await;
     let options = Options {
         accept: true,
@@ -284,7 +284,7 @@ async fn client_without_proxy_header_is_disconnected() {
 }
 
 #[tokio::test]
-async fn servers_receive_proxy_header() {
+async fn server_receives_proxy_header_of_client_and_client_without_header_is_closed() {
     for version in [Version::V1, Version::V2] {
         let (listener, address) = server().await;
         let options = Options {
@@ -326,7 +326,7 @@ async fn servers_receive_proxy_header() {
 }
 
 #[tokio::test]
-async fn removed_server_closes_its_connections() {
+async fn removed_server_closes_its_connections_and_removed_service_its_listener() {
     let (listener, address) = server().await;
     let mut bench = Bench::new(Options::default(), &[address]);
     let mut client = bench.client().await;
@@ -349,7 +349,7 @@ async fn removed_server_closes_its_connections() {
 }
 
 #[tokio::test]
-async fn idle_relay_is_closed() {
+async fn relay_is_closed_after_idle_timeout() {
     let (listener, address) = server().await;
     let options = Options {
         idle_timeout: Duration::from_millis(200),
@@ -364,7 +364,7 @@ async fn idle_relay_is_closed() {
 /// While a client does not read, the proxy stores data only in the connection's pipe and in the
 /// buffers of the sockets.
 #[tokio::test]
-async fn slow_client_stops_reads_from_its_server() {
+async fn client_that_does_not_read_stops_reads_from_server_without_loss() {
     let (listener, address) = server().await;
     let bench = Bench::new(Options::default(), &[address]);
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -392,7 +392,7 @@ async fn slow_client_stops_reads_from_its_server() {
 }
 
 #[tokio::test]
-async fn occupied_address_is_refused_with_fix() {
+async fn service_at_occupied_address_is_refused_with_fix() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let service = ServiceId::Tcp {
         address: taken.local_addr().unwrap(),
@@ -409,7 +409,7 @@ async fn occupied_address_is_refused_with_fix() {
 }
 
 #[tokio::test]
-async fn proxied_datagrams_keep_server_until_it_is_removed() {
+async fn proxied_udp_client_keeps_server_until_server_is_removed() {
     let servers = [
         UdpSocket::bind("127.0.0.1:0").await.unwrap(),
         UdpSocket::bind("127.0.0.1:0").await.unwrap(),
@@ -459,7 +459,7 @@ async fn proxied_datagrams_keep_server_until_it_is_removed() {
 /// A sender with forged addresses causes no established client to be evicted, and no new client to
 /// be refused.
 #[tokio::test]
-async fn datagram_flood_evicts_only_its_own_clients() {
+async fn datagram_flood_evicts_no_established_client_and_new_client_is_served() {
     const MOST: usize = 64;
     let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let there = server.local_addr().unwrap();

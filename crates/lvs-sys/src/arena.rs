@@ -136,7 +136,7 @@ impl Arena {
         }
     }
 
-    /// Number of slots.
+    /// Number of slots in the arena.
     pub fn slots(&self) -> usize {
         self.slots
     }
@@ -260,18 +260,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arena_slot_has_one_owner_at_a_time() {
-        let arena = Arena::new(4, 64).expect("a mapping");
-        let mut first = arena.lend(1).expect("free");
+    fn lent_arena_slot_has_one_owner_and_stays_valid_after_arena_is_dropped() {
+        let arena = Arena::new(4, 64).expect("the memory can be mapped");
+        let mut first = arena.lend(1).expect("the slot is free");
         assert!(arena.lend(1).is_none());
         assert!(arena.lend(4).is_none());
         first.fill(7);
-        let second = arena.lend(2).expect("free");
+        let second = arena.lend(2).expect("the slot is free");
         assert_eq!(second[..], [0; 64]);
         assert_eq!((arena.lent(), second.is_of(&arena)), (2, true));
         std::thread::spawn(move || drop(first))
             .join()
-            .expect("no panic");
+            .expect("the thread does not panic");
         assert_eq!(arena.lend(1).expect("the slot was returned")[..], [7; 64]);
         assert!(Arena::new(0, 64).is_err());
         assert!(Arena::new(usize::MAX, 64).is_err());

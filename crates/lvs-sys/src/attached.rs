@@ -71,7 +71,7 @@ pub fn reported(fd: &OwnedFd) -> io::Result<[u32; 64]> {
 pub enum Place {
     /// Incoming packets, after packet sockets have received their copies (tcx, Linux 6.6).
     Ingress,
-    /// Outgoing packets (tcx).
+    /// Outgoing packets (tcx, Linux 6.6).
     Egress,
     /// Outgoing packets of a netkit device (Linux 6.7).
     NetkitPrimary,
@@ -80,7 +80,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// All hooks.
+    /// All hooks of an interface.
     pub const ALL: [Self; 4] = [
         Self::Ingress,
         Self::Egress,

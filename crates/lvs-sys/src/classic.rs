@@ -68,9 +68,9 @@ pub(crate) fn run(program: &[Op], load: impl Fn(u32) -> u32) -> u32 {
             LOAD => value = load(one.k),
             IF_EQUAL => at += skip_if(value == one.k),
             IF_NOT_LESS => at += skip_if(value >= one.k),
-            JUMP => at += usize::try_from(one.k).expect("an offset"),
+            JUMP => at += usize::try_from(one.k).expect("the offset fits"),
             RETURN => return one.k,
-            other => panic!("instruction {other:#x}"),
+            other => panic!("unknown instruction {other:#x}"),
         }
     }
 }

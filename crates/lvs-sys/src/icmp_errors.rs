@@ -28,9 +28,9 @@ mod tests {
 
     #[test]
     fn icmp_errors_are_enabled_only_for_the_family_of_the_socket() {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("the socket can be opened");
         let target = IpAddr::from([127, 0, 0, 1]);
-        receive(&socket, target).expect("IPv4");
-        assert!(receive(&socket, "::1".parse().expect("an address")).is_err());
+        receive(&socket, target).expect("ICMP errors over IPv4 can be enabled");
+        assert!(receive(&socket, "::1".parse().expect("the address is valid")).is_err());
     }
 }

@@ -268,7 +268,10 @@ mod tests {
             called.extend(calls(&source).map(str::to_owned));
         }
         for call in OF_ANY_SERVICE {
-            assert!(called.remove(*call), "{call} is not called");
+            assert!(
+                called.remove(*call),
+                "{call} is in the list of calls of any service, but this crate does not call it"
+            );
         }
         // systemd has already mounted this file system.
         assert!(called.remove("mount"));
@@ -282,7 +285,10 @@ mod tests {
             .collect();
         assert!(permitted.contains("@system-service"));
         for call in &called {
-            assert!(permitted.contains(&**call), "{call} is not permitted");
+            assert!(
+                permitted.contains(&**call),
+                "lvs-dataplane.service does not permit the system call {call}"
+            );
         }
         assert!(called.contains("bpf") && called.contains("mincore"));
     }

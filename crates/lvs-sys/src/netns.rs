@@ -42,7 +42,7 @@ mod tests {
             super::cookie()
         });
         // Without permission to create namespaces, the test cannot compare with another one.
-        if let Some(other) = other.join().expect("no panic") {
+        if let Some(other) = other.join().expect("the thread does not panic") {
             assert_ne!(other, own);
         }
     }

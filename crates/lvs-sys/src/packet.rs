@@ -143,7 +143,7 @@ impl PacketSocket {
         let request = libc::packet_mreq {
             mr_ifindex: i32::try_from(ifindex)
                 .map_err(|_| io::Error::from(io::ErrorKind::NotFound))?,
-            mr_type: u16::try_from(libc::PACKET_MR_MULTICAST).expect("it is 0"),
+            mr_type: u16::try_from(libc::PACKET_MR_MULTICAST).expect("PACKET_MR_MULTICAST is 0"),
             mr_alen: 6,
             mr_address: address,
         };

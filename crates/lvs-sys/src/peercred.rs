@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn group_names_resolve_to_numbers() -> io::Result<()> {
+    fn group_name_resolves_to_number_and_unknown_name_to_none() -> io::Result<()> {
         assert_eq!(group_id("root")?, Some(0));
         assert_eq!(group_id("no such group")?, None);
         assert!(group_id("a\0b").is_err());

@@ -52,12 +52,12 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// An empty set.
+    /// A set without descriptors.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Removes all descriptors.
+    /// Removes all descriptors from the set.
     pub fn clear(&mut self) {
         self.fds.clear();
     }
@@ -117,7 +117,8 @@ fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: libc::c_long::from(
-            i32::try_from(duration.subsec_nanos()).expect("less than a thousand million"),
+            i32::try_from(duration.subsec_nanos())
+                .expect("a second has a thousand million nanoseconds"),
         ),
     }
 }

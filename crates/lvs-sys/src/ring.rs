@@ -148,7 +148,8 @@ impl PacketRing {
         without_ring(socket).map_err(|error| (None, error))
     }
 
-    /// The next frame, if one has arrived.
+    /// Takes the next frame from the ring, if one has arrived. The slot of the frame stays lent
+    /// until the frame is dropped.
     #[inline]
     pub fn next_frame(&mut self) -> Option<RingFrame> {
         let word = self.arena.word(self.next);

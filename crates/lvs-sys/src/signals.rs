@@ -73,7 +73,12 @@ mod tests {
         let status = std::fs::read_to_string("/proc/self/status")
             .expect("the status file of this process is readable");
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-        u64::from_str_radix(mask.expect("a mask").trim(), 16).expect("a number")
+        u64::from_str_radix(
+            mask.expect("the status contains the mask of ignored signals")
+                .trim(),
+            16,
+        )
+        .expect("the text is a number")
     }
 
     #[test]
@@ -88,7 +93,10 @@ mod tests {
             libc::SIGALRM,
             40,
         ] {
-            assert!(all & (1 << (signal - 1)) != 0, "{signal}: {all:x}");
+            assert!(
+                all & (1 << (signal - 1)) != 0,
+                "signal {signal} is not ignored; the mask is {all:x}"
+            );
         }
         // The second call finds the signals ignored, so it restores none.
         ignore_signals().restore();

@@ -114,7 +114,9 @@ mod tests {
     #[test]
     fn kernel_accepts_time_slices_of_100_microseconds() {
         let ran = std::thread::spawn(|| run_in_slices(0, Duration::from_micros(100)));
-        ran.join().expect("no panic").expect("no limit forbids it");
+        ran.join()
+            .expect("the thread does not panic")
+            .expect("no limit forbids the time slice");
     }
 
     #[test]

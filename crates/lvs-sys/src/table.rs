@@ -178,7 +178,7 @@ mod tests {
 
     /// At least half of most large pages of this table of 50,000 connections is used.
     #[test]
-    fn table_pages_become_large_when_used() {
+    fn used_table_pages_keep_content_when_enlarged_and_unused_pages_stay_small() {
         use core::sync::atomic::Ordering::Relaxed;
 
         let layout = Layout::new(50_000, 1);

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn outer_headers_are_replaced_by_ethernet_header() {
+    fn outer_tunnel_headers_are_replaced_by_ethernet_header() {
         let four = [2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 8, 0];
         let six = [2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 0x86, 0xdd];
         let gre6 = [0, 0, 0x86, 0xdd];

@@ -60,7 +60,10 @@ pub fn main(options: &DemoOptions) -> Result<()> {
                 }
             }
             Err(error) => {
-                println!("\n  {}", style.bad(&format!("did not work: {error:#}")));
+                println!(
+                    "\n  {}",
+                    style.bad(&format!("this forwarding method did not work: {error:#}"))
+                );
                 verdicts.push((*method, Err(error)));
             }
         }
@@ -186,7 +189,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
         println!("    {line}");
     }
     let verdict = format!(
-        "{} requests, {least} a server; bulk download {gbits:.1} Gbit/s",
+        "{} requests, at least {least} for each server; bulk download {gbits:.1} Gbit/s",
         report.ok
     );
     Ok((site, verdict))

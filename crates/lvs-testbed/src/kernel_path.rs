@@ -208,7 +208,7 @@ impl Programs {
         )
     }
 
-    /// Offloads a connection if it is offloadable.
+    /// Offloads a connection; `None` if it is not due or cannot be offloaded.
     pub(crate) fn publish(
         &mut self,
         conn: ConnId,

@@ -621,7 +621,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stall_percentile_ignores_one_of_a_hundred() {
+    fn stall_p99_ignores_the_longest_hundredth_of_stalls() {
         let one = |stall: u64, count: u64| LoadReport {
             ok: count,
             stalls: [(stall, count)].into(),

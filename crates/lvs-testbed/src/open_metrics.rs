@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub fn read(page: &str) -> Result<BTreeMap<String, f64>> {
     let body = page
         .strip_suffix("# EOF\n")
-        .context("no # EOF at the end")?;
+        .context("the page does not end with the line # EOF")?;
     ensure!(body.ends_with('\n'), "the last line has no line end");
     let mut reader = Reader::default();
     for (number, line) in body.lines().enumerate() {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn page_that_breaks_a_rule_is_refused() {
+    fn page_that_breaks_rule_of_open_metrics_is_refused() {
         for page in [
             "# TYPE a gauge\na 1\n",
             "# TYPE a gauge\na{x=\"1\",y=\"2\"} 1\na{y=\"2\",x=\"1\"} 1\n# EOF\n",

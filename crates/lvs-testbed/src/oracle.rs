@@ -212,7 +212,9 @@ pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), Str
             SegmentKind::Udp | SegmentKind::UdpFragments => parts.protocol == 17,
         };
         if !fits || segments.size == 0 {
-            return Err(format!("an invalid super-packet: {segments:?}, {parts:?}"));
+            return Err(format!(
+                "the super-packet is invalid: {segments:?}, {parts:?}"
+            ));
         }
     }
     let Some(partial) = offload.checksum else {
@@ -222,7 +224,7 @@ pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), Str
     let field = start + usize::from(partial.offset);
     if start < parts.l4 || field + 2 > parts.len {
         return Err(format!(
-            "a partial checksum outside of the payload: {partial:?}, {parts:?}"
+            "the partial checksum is outside of the payload: {partial:?}, {parts:?}"
         ));
     }
     let sum = internet(&ip[start..parts.len]);
@@ -236,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oracle_checksums_equal_published_values() {
+    fn oracle_checksums_equal_published_values_and_detect_changed_datagram() {
         // An IPv4 header that is Wikipedia's example for RFC 1071.
         let header = [
             0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8,

@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn due_bytes_grow_at_the_rate_up_to_the_size() {
+    fn due_bytes_of_paced_download_grow_at_its_rate_up_to_its_size() {
         let slice = due(Duration::ZERO, 100_000, 20_000);
         assert!(slice > 0);
         for tenths in 0..=2 {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn download_contains_each_byte() {
+    fn paced_download_contains_all_bytes_and_names_server() {
         let (sender, receiver) = channel();
         let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.local_addr().unwrap();

@@ -91,7 +91,7 @@ fn read(run: &Invocation<'_>, text: &[u8]) -> Result<Vec<Line>, WrongLine> {
             .parse(&words)
             .map_err(|refusal| wrong(refusal.of_line(&words)))?;
         let call = command.call().ok_or_else(|| {
-            wrong("only commands that change the configuration are allowed here".into())
+            wrong("`-R --atomic' accepts only commands that change the configuration".into())
         })?;
         lines.push(Line {
             number,

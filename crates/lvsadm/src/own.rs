@@ -68,7 +68,10 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
         "a listing or an additional command was refused; of doctor: there are findings; of drain: the deadline has passed",
     ),
     ("2", "invalid command line, or no dataplane to connect to"),
-    ("141", "the reader of the output has closed it"),
+    (
+        "141",
+        "the program that reads the output has closed the pipe",
+    ),
     ("255", "the dataplane refused a change, as with ipvsadm"),
 ];
 

@@ -186,7 +186,7 @@ impl Invocation<'_> {
                 let more = String::from_utf8_lossy(more);
                 writeln!(
                     self.errors,
-                    "lvsadm help: {more:?}: one command or scheduler at a time"
+                    "lvsadm help: unexpected argument {more:?}: name one command or scheduler at a time"
                 )?;
                 return Ok(2);
             }
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ipvsadm_restore_omits_comments() {
+    fn ipvsadm_restore_omits_comments_and_binary_input() {
         assert_eq!(restore_input(b"# c\n-C\n #x\n\n\n"), b"-C\n #x\n");
         assert_eq!(restore_input(b"-n\n"), b"\n");
         assert_eq!(restore_input(b""), b"\n");

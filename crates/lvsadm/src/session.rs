@@ -115,7 +115,7 @@ impl Session {
         let counts = [
             (
                 filters.len(),
-                "filter(s) by source: `lvsadm filter save` does",
+                "filter(s) by source: `lvsadm filter save` saves them",
             ),
             (
                 marks.map_or(0, |marks| marks.len()),

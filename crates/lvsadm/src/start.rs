@@ -50,7 +50,7 @@ fn start(address: &Address) -> Result<Client, String> {
         .process_group(0);
     let mut child = command.spawn().map_err(|error| {
         format!(
-            "cannot start {}: {error}; install it next to lvsadm or in PATH",
+            "cannot start {}: {error}; install the lvs-dataplane of this host next to lvsadm or in PATH, as an executable file",
             program.display()
         )
     })?;

@@ -26,7 +26,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// Interval at which lvsd checks, at its exit, whether all overrides are stored.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// All overrides, and the writer that stores them on disk.
+/// All overrides of administrative states, and the writer that stores them on disk.
 #[derive(Debug, Default)]
 pub struct Admin {
     entries: BTreeMap<Target, StoredOverride>,
@@ -41,7 +41,8 @@ pub struct Admin {
 struct StoredOverride {
     #[serde(flatten)]
     entry: AdminEntry,
-    /// Deadline of the override on the boot-time clock. Changes of the wall clock do not affect it.
+    /// Deadline of the override on the boot-time clock, which changes of the wall clock do not
+    /// affect; `None` if it has no deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
     /// Start of the override on the boot-time clock.
@@ -78,7 +79,7 @@ impl StoredOverride {
         self
     }
 
-    /// Remaining seconds; `None` if the override has no deadline.
+    /// Seconds until the override expires; `None` if it has no deadline.
     fn left(&self, now: Now) -> Option<u64> {
         // `new` or `recalled` has computed this deadline for the present boot.
         Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
@@ -216,7 +217,7 @@ impl Admin {
         Some(stored.entry)
     }
 
-    /// Returns the override that applies to a server. If there are several, maintenance takes
+    /// Returns the override that applies to a server, if any. If several apply, maintenance takes
     /// precedence over drain.
     pub fn of(&self, service: ServiceId, server: SocketAddr) -> Option<&AdminEntry> {
         let targets = self.by_host.get(&server.ip())?.iter();
@@ -278,7 +279,9 @@ impl Admin {
             return Ok(());
         }
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
-            return Err(format!("the maximum of {ENTRIES_MAX} overrides is reached"));
+            return Err(format!(
+                "the maximum of {ENTRIES_MAX} overrides is reached: end others with `lvsadm undrain`"
+            ));
         }
         let spec = AdminSpec {
             force: false,
@@ -303,7 +306,7 @@ impl Admin {
     }
 
     /// Starts an atomic write of the present overrides, on a thread of the current runtime. A write
-    /// that waits for an earlier one is replaced.
+    /// that waits for an earlier one is replaced. Without a path, does nothing.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
             Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),
@@ -359,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn strongest_override_applies_and_all_survive_restart() {
+    async fn strongest_override_applies_overrides_survive_restart_and_damaged_file_is_renamed() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(directory.path(), Path::new("/etc/lvsd/lvsd.toml"));
         assert!(path.ends_with("etc-lvsd-lvsd.toml.admin.json"));
@@ -396,7 +399,7 @@ mod tests {
         assert_eq!(
             admin.entries().count(),
             0,
-            "the override of one service is left"
+            "the override of one service was not removed"
         );
 
         std::fs::write(&path, "{").unwrap();
@@ -407,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unreadable_override_file_is_not_overwritten() {
+    async fn unreadable_override_file_and_earlier_renamed_files_are_not_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
@@ -434,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_under_two_paths_has_one_state_file() {
+    fn configuration_file_reached_by_several_paths_has_one_state_file() {
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().canonicalize().unwrap().join("etc");
         std::fs::create_dir(&real).unwrap();
@@ -456,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn override_above_the_maximum_number_is_refused() {
+    fn new_override_above_maximum_number_is_refused() {
         let mut admin = Admin::default();
         let stored = |n: usize| {
             let port = u16::try_from(n % 60_000).unwrap();
@@ -482,7 +485,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unknown_override_does_not_discard_the_others() {
+    async fn override_file_with_unknown_entry_is_renamed_and_its_other_overrides_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let mut admin = Admin::recall(Some(path.clone()));
@@ -503,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_expire_and_invalid_ones_are_refused() {
+    fn override_expires_at_its_end_and_expired_or_invalid_override_is_refused() {
         let mut admin = Admin::default();
         let mut short = spec(None, None, AdminState::Drain);
         short.until = Some(100);
@@ -576,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn override_of_an_earlier_boot_ends_by_the_wall_clock() {
+    fn override_of_earlier_boot_ends_by_wall_clock_or_after_requested_duration() {
         let stored = |now: Now| {
             let before = Now {
                 unix: 1_000_000,

@@ -63,7 +63,7 @@ pub fn channel() -> (mpsc::Sender<Request>, mpsc::Receiver<Request>) {
     mpsc::channel(REQUESTS_MAX)
 }
 
-/// Sends a change to the daemon's loop and waits for its answer.
+/// Sends a change to the daemon's loop and waits for its answer; an error if lvsd is stopping.
 pub(crate) async fn request_change(
     requests: &mpsc::Sender<Request>,
     change: ChangeRequest,
@@ -131,12 +131,12 @@ pub struct Events {
     seq: u64,
 }
 
-/// The subject of an event.
+/// The service, the server and the fault that an event is about.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct About<'a> {
-    /// The name and the address of a service.
+    /// The name and the identity of a service, if the event is about one.
     pub service: Option<(&'a str, ServiceId)>,
-    /// A server of the service.
+    /// A server of the service, if the event is about one.
     pub server: Option<SocketAddr>,
     /// Code of the fault; empty without a fault, or if the event's name is the code.
     pub code: &'a str,
@@ -158,17 +158,18 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Subscribes to events.
+    /// Subscribes to the events that are sent from now on.
     pub fn listen(&self) -> broadcast::Receiver<Arc<Event>> {
         self.sender.subscribe()
     }
 
-    /// The channel that receivers subscribe to.
+    /// The channel of events, to which receivers subscribe.
     pub fn source(&self) -> broadcast::Sender<Arc<Event>> {
         self.sender.clone()
     }
 
-    /// Sends an event to all receivers, if there are any.
+    /// Sends an event, with the next number and the present time, to all subscribers. Without a
+    /// subscriber, the event is lost.
     pub fn send(&mut self, event: &str, about: About<'_>, message: impl Into<String>) {
         self.seq += 1;
         let _ = self.sender.send(Arc::new(Event {

@@ -52,7 +52,7 @@ use crate::watchdog::{self, Pulses};
 /// Exit code if the configuration file is invalid or cannot be read, or if the filter of the log is
 /// invalid.
 const EXIT_CONFIG: u8 = 3;
-/// Exit code for all other failures.
+/// Exit code for failures without an exit code of their own.
 const EXIT_FAILURE: u8 = 1;
 
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
@@ -79,8 +79,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
-    /// The configuration. Default: /etc/lvsd/lvsd.toml; for `plan` and `keepalived-config`, the
-    /// configuration of the running daemon.
+    /// The configuration file. Default: /etc/lvsd/lvsd.toml; for `plan` and `keepalived-config`,
+    /// the file of the running daemon.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -155,7 +155,7 @@ enum Command {
         /// Name or address of a service, to show also the durations of its servers' checks, their
         /// failures and their clients. Default: all services.
         name: Option<String>,
-        /// Only services that are broken, or have servers that are down, suspicious, slow or
+        /// Show only services that are broken, or have servers that are down, suspicious, slow or
         /// flapping.
         #[arg(long)]
         broken: bool,
@@ -201,8 +201,8 @@ enum Command {
         #[arg(long, value_name = "ID")]
         config_id: Option<String>,
         /// Compare the result with the configuration that keepalived itself reads from the file,
-        /// instead of printing it. This needs keepalived and root on this host. Exit code 1: they
-        /// differ; 5: keepalived could not be run.
+        /// instead of printing it. This needs keepalived and root on this host. Exit code 1: the
+        /// two differ; 5: keepalived could not be run.
         #[arg(long, conflicts_with = "rest")]
         check: bool,
     },
@@ -228,21 +228,21 @@ enum Command {
         )]
         words: Vec<OsString>,
     },
-    /// Put the whole director into maintenance, or end it: another director takes over, if one can.
-    /// Maintenance survives restarts and reboots.
+    /// Start or end the maintenance of the whole director, during which another director takes
+    /// over, if one can. Maintenance survives restarts and reboots.
     Maintenance {
         /// on, off, or status, which only shows the state.
         #[arg(value_enum)]
         what: Switch,
-        /// The reason, which `status` shows to other operators.
+        /// The reason of the maintenance, which `status` shows to other operators.
         #[arg(long, value_name = "TEXT")]
         why: Option<String>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Register a server in etcd, in a pool that services refer to, while this command runs; remove
-    /// the record when it exits. Only [cluster] of the configuration is used.
+    /// Register a server in etcd, in a pool that services refer to, while this command runs; its
+    /// exit removes the record. Only [cluster] of the configuration is used.
     Register(register::Register),
     /// Print a configuration for keepalived that moves the virtual addresses according to [vrrp].
     KeepalivedConfig,
@@ -454,7 +454,8 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     }
 }
 
-/// Replaces this process by `lvsadm` with one of its commands.
+/// Replaces this process by `lvsadm` with one of its commands. Returns an exit code only if this
+/// fails.
 fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode {
     let program = beside_us("lvsadm").unwrap_or_else(|| "lvsadm".into());
     let error = std::process::Command::new(&program)
@@ -573,7 +574,8 @@ fn unknown_process(error: &LockError) -> String {
     }
 }
 
-/// Stops the running daemon and, with `all`, the dataplane.
+/// Stops the running daemon and, with `all`, also the dataplane, whose state files are then
+/// removed.
 fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     let address = steered(arguments);
     let result = match steer(&address) {
@@ -602,7 +604,8 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     }
 }
 
-/// Requests a reload from the running daemon, and prints the errors of its file.
+/// Requests a reload from the running daemon: over its control socket, or by a signal if it has
+/// none. Prints the errors of the daemon's file, unless only a signal was sent.
 fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     let address = &steered(arguments);
     match ask::reload(address, force) {
@@ -708,7 +711,7 @@ fn init(file: &Path) -> Result<(), String> {
     let result = output.write_all(STARTER.as_bytes());
     result.map_err(|error| format!("cannot write {}: {error}", file.display()))?;
     let text = format!(
-        "{}: edit the addresses, then run `lvsd check {0}`\n",
+        "created {}: edit its addresses, then run `lvsd check {0}`\n",
         file.display()
     );
     write(text.as_bytes())
@@ -908,7 +911,8 @@ fn run(
     result
 }
 
-/// Starts a thread for health checks, which the daemon's computations must not delay.
+/// Starts the thread of the health checks, which the daemon's computations must not delay. The
+/// thread also renews the heartbeat of the checks.
 fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

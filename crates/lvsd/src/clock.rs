@@ -52,7 +52,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// A moment of this boot.
+    /// A moment of this boot: `seconds` after its start.
     pub fn new(seconds: u64) -> Self {
         Self {
             boot: boot_id().to_owned(),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn moment_of_another_boot_is_recognised() {
+    fn moment_of_another_boot_is_recognised_and_own_moment_survives_json() {
         assert_eq!(Moment::new(7).of_this_boot(), Some(7));
         assert_eq!(Moment::of_another_boot(7).of_this_boot(), None);
         let text = serde_json::to_string(&Moment::new(7)).unwrap();

@@ -20,10 +20,10 @@ use crate::api::{Api, FULL, Peer};
 use crate::config::Dataplane;
 use crate::facts::Facts;
 
-/// The groups that may use the socket.
+/// The groups with access to the control socket.
 #[derive(Clone, Debug, Default)]
 struct Rights {
-    /// The id of the group whose members have write access.
+    /// The id of the group whose members have write access; `None` for no group.
     group: Option<u32>,
     /// The id of the group whose members have read access; `None` if every user has it.
     readers: Option<u32>,
@@ -69,7 +69,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
 }
 
 /// Removes the socket file of an exited daemon. The caller holds the daemon's lock, so no other
-/// daemon uses the file.
+/// daemon uses the file. A file that is not a socket is an error.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn control_socket_answers_invalid_request_with_error() {
+    async fn control_socket_answers_status_requests_and_refuses_invalid_requests() {
         let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         opened(&dataplane, &Dataplane::default(), &Events::default());
@@ -209,7 +209,7 @@ mod tests {
             let mut printed = Vec::new();
             let _ = stream.read_to_end(&mut printed).await;
             let printed = String::from_utf8_lossy(&printed);
-            assert!(printed.contains(words), "{words}: {printed}");
+            assert!(printed.contains(words), "no {words:?} in {printed}");
         }
         // The socket can be bound again although its file exists.
         opened(&dataplane, &Dataplane::default(), &Events::default());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_event_stream_frees_its_slot() {
+    async fn event_streams_of_control_socket_are_bounded_and_closed_streams_free_their_slots() {
         let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let dataplane = Address::new(directory.path().join("e.sock"));
         let (sender, _requests) = channel();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn control_socket_accepts_change_only_from_member_of_supplementary_group() {
+    async fn control_socket_accepts_change_of_unprivileged_user_only_if_in_configured_group() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -353,7 +353,10 @@ mod tests {
                 .expect("setpriv of util-linux is installed")
                 .stdout;
             let output = String::from_utf8_lossy(&output);
-            assert!(output.contains(expected), "{groups}: {output}");
+            assert!(
+                output.contains(expected),
+                "{groups}: no {expected:?} in {output}"
+            );
         }
     }
 }

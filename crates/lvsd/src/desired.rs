@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn check_advice_scales_weight_and_drain_overrides_it() {
+    fn check_advice_scales_weight_and_operator_drains_or_removes_server() {
         let half = Advice {
             weight: Some(Weight::Percent(50)),
             drains: None,
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn start_down_applies_only_to_first_configuration() {
+    fn start_down_marks_unchecked_server_down_only_in_first_configuration() {
         let mut case = Case::new("start_down = true\ncheck = { type = \"tcp\" }").health(
             1,
             Health::Unknown,
@@ -418,10 +418,15 @@ mod tests {
     }
 
     #[test]
-    fn director_without_permission_owns_no_vips() {
+    fn desired_state_has_no_vips_if_director_may_not_own_vips() {
         let mut case = Case::new("");
         case.discovered.awaits_services = true;
-        let beside = |case: &Case| case.desired().unnamed.expect("etcd is unknown").beside;
+        let beside = |case: &Case| {
+            case.desired()
+                .unnamed
+                .expect("services of etcd are awaited")
+                .beside
+        };
         assert_eq!(beside(&case).map(|vips| vips.len()), Some(1));
         case.may_own = false;
         assert!(case.desired().vips.is_empty());
@@ -460,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn quorum_is_gained_and_lost_at_different_numbers() {
+    fn quorum_is_gained_at_up_and_lost_below_down_number_of_servers() {
         let service = service("quorum = { up = 3, down = 2 }\nsorry = \"10.0.0.99\"");
         let quorum = |steps: &[usize]| -> Vec<bool> {
             walk(&service, steps).iter().map(|d| d.quorum).collect()
@@ -477,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn unsettled_service_below_quorum_keeps_its_decision() {
+    fn service_below_quorum_with_unchecked_servers_keeps_its_decision() {
         let service = service("sorry = \"10.0.0.99\"");
         for before in [None, Some(Decision::default())] {
             assert_eq!(decide(&service, &up(0), false, before), before);
@@ -498,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn sorry_server_overrides_panic_mode() {
+    fn sorry_server_replaces_panic_mode_below_quorum() {
         let service =
             service("quorum = { up = 3, down = 2 }\npanic_below = 60\nsorry = \"10.0.0.99\"");
         let both: Vec<(bool, bool)> = walk(&service, &[4, 2, 1, 2, 3])
@@ -516,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_mode_uses_all_servers_below_threshold() {
+    fn panic_mode_starts_below_threshold_unless_sorry_server_serves() {
         let lone = service("panic_below = 50");
         let panic: Vec<bool> = walk(&lone, &[4, 2, 1, 0, 2])
             .iter()

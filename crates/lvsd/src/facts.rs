@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_contain_loopback_interface_and_root_group() {
+    fn facts_contain_existing_interfaces_groups_and_addresses_only() {
         let facts = Facts::read();
         assert!(facts.has_interface("lo"));
         assert!(!facts.has_interface("no-such"));

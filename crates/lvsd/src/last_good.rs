@@ -16,7 +16,7 @@ pub fn path(address: &Address) -> Option<PathBuf> {
     address.state_file(".lvsd.toml")
 }
 
-/// Stores the text of a valid file.
+/// Stores the text of a valid file at `path`. An error is only logged.
 pub fn keep(path: &Path, text: &str) {
     if let Err(error) = replace(path, text.as_bytes(), 0o600) {
         tracing::debug!(
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_good_file_is_used_only_with_its_dataplane() {
+    fn last_good_configuration_survives_crash_is_unused_without_dataplane_and_removed_at_stop() {
         let directory = tempfile::tempdir().unwrap();
         let address = Address::new(directory.path().join("dataplane.sock"));
         let kept = path(&address).unwrap();

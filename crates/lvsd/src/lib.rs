@@ -7,19 +7,27 @@
 //! sources/        the answers of DNS, etcd and Kubernetes
 //! expand/         Config and the answers of the sources ──▶ all services (pure)
 //! admin           the administrative states of servers, which operators set
-//! desired quorum, panic mode, sorry server; Config + Discovered + Health + Overrides ──▶ Desired
-//! (pure) reconcile/ Desired and the state of the dataplane ──▶ ordered changes (pure) dataplane/
-//! the connection to the dataplane: attach or start, apply changes, replace a lost one daemon/ the
-//! main loop, which uses all of these modules cluster/ keepalived, announcements, maintenance of
-//! this director channels requests of clients to the loop, snapshots of the state, the stream of
-//! events control_socket the daemon's own control socket api/ metrics, JSON over HTTP, the
-//! dashboard counters the daemon's own counters notify_command the program that receives events
-//! notify messages to the service manager watchdog the service manager's watchdog last_good the
-//! last valid configuration, for a start with an invalid file verdict the state of services and
-//! director, as a word and a line (pure) token the tokens for changes over TCP facts interfaces,
-//! groups and addresses of the host clock deadlines that a step of the wall clock does not move
-//! text/ findings with their place in a text, and keys of tables schema the keys of the
-//! configuration file, for editors and manual pages
+//! desired         quorum, panic mode, sorry server (pure):
+//!                 Config + Discovered + Health + Overrides ──▶ Desired
+//! reconcile/      Desired and the state of the dataplane ──▶ ordered changes (pure)
+//! dataplane/      the connection to the dataplane: attach or start, apply changes, replace a lost
+//!                 one
+//! daemon/         the main loop, which uses all of these modules
+//! cluster/        keepalived, announcements, maintenance of this director
+//! channels        requests of clients to the loop, snapshots of the state, the stream of events
+//! control_socket  the daemon's own control socket
+//! api/            metrics, JSON over HTTP, the dashboard
+//! counters        the daemon's own counters
+//! notify_command  the program that receives events
+//! notify          messages to the service manager
+//! watchdog        the service manager's watchdog
+//! last_good       the last valid configuration, for a start with an invalid file
+//! verdict         the state of services and director, as a word and a line (pure)
+//! token           the tokens for changes over TCP
+//! facts           interfaces, groups and addresses of the host
+//! clock           deadlines that a step of the wall clock does not move
+//! text/           findings with their place in a text, and keys of tables
+//! schema          the keys of the configuration file, for editors and manual pages
 //! ```
 //!
 //! The daemon may crash or be killed at any time: the dataplane continues to forward. The next

@@ -149,7 +149,7 @@ pub(crate) fn end_group(pid: Option<u32>) {
             // The process has exited.
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => tracing::warn!(
-                "cannot kill process group {} ({error}): does lvsd have CAP_KILL?",
+                "cannot kill process group {}: {error}; lvsd needs CAP_KILL for this",
                 group.as_raw_nonzero()
             ),
         }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn notify_command_that_hangs_is_killed() {
+    async fn notify_command_that_exceeds_its_time_limit_is_reported() {
         let mut events = Events::default();
         let mut listener = events.listen();
         events.send("hang", About::default(), "words");

@@ -85,8 +85,8 @@ pub(crate) fn read_all(
     (tokens, errors)
 }
 
-/// Returns the owner of the token `words`. It compares all tokens, so that its duration does not
-/// reveal which one matches.
+/// Returns the owner of the token `words`, or `None` if no token is equal to it. Compares all
+/// tokens, so that the duration does not reveal which one matches.
 pub(crate) fn owner<'a>(all: &'a [(Named, Token)], words: &[u8]) -> Option<&'a Named> {
     all.iter().fold(None, |found, (named, token)| {
         let is = token.is(words);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn previous_token_that_another_name_has_now_is_dropped() {
+    fn previous_token_of_unusable_file_is_dropped_only_if_another_name_has_the_token() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let named = |name: &str| Named {
             name: name.to_owned(),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn short_or_exposed_token_is_refused() {
+    fn token_file_that_is_short_readable_by_group_missing_or_no_file_is_refused() {
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file can be created");
         let read = |file: &tempfile::NamedTempFile| Token::read(file.path());
         assert!(read(&file).unwrap_err().contains("16 to 256"));

@@ -39,7 +39,7 @@ pub enum ServiceState {
 }
 
 impl ServiceState {
-    /// The state of a service.
+    /// Determines the state of a service from its status.
     pub fn of(service: &ServiceStatus) -> Self {
         if !trouble(service).is_empty() {
             return Self::Broken;
@@ -90,7 +90,8 @@ pub fn is_slow(server: &ServerStatus) -> bool {
     checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
 }
 
-/// Code of a server that is flapping or slow. A server that is both has the code for flapping.
+/// Code of a server that is flapping or slow; `None` if it is neither. A server that is both has
+/// the code for flapping.
 pub fn code(server: &ServerStatus) -> Option<Code> {
     match () {
         () if is_flapping(server) => Some(Code::Flapping),
@@ -169,7 +170,7 @@ pub fn network_faults(dataplane: &DataplaneStatus) -> Vec<String> {
         what, fix, since, ..
     } in &dataplane.waiting
     {
-        faults.push(format!("WAITING: {what}{}. To do: {fix}", lasts(*since)));
+        faults.push(format!("MISSING: {what}{}. To do: {fix}", lasts(*since)));
     }
     faults
 }
@@ -180,7 +181,7 @@ pub fn is_well(service: &ServiceStatus) -> bool {
         && !in_file(service).any(|server| is_flapping(server) || is_slow(server))
 }
 
-/// The reason why a server is down or suspicious, without its address.
+/// The reason why a server is down or suspicious, without the server's address at its beginning.
 pub fn reason(server: &ServerStatus) -> &str {
     let reason = server.reason.as_str();
     let rest = reason.strip_prefix(&server.server.to_string());
@@ -208,7 +209,10 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
             service.usable == 0 && service.sorry.is_none(),
             "no server receives new connections",
         ),
-        (!service.quorum && service.usable > 0, "below its quorum"),
+        (
+            !service.quorum && service.usable > 0,
+            "the service is below its quorum",
+        ),
         (service.withdrawn, "its VIP is released"),
         (
             service.panic,
@@ -252,14 +256,15 @@ impl Level {
 pub struct Verdict {
     /// Severity of the verdict.
     pub level: Level,
-    /// The reasons, in one line.
+    /// The faults with their reasons or, without faults, the numbers of services and servers, in
+    /// one line.
     pub words: String,
     /// Performance data for monitoring plugins: names and values.
     pub numbers: Vec<(&'static str, usize)>,
 }
 
 impl Verdict {
-    /// The verdict about a director.
+    /// Computes the verdict about a director from its status.
     pub fn of(status: &Status) -> Self {
         let services = &status.services;
         let in_state = |state| {
@@ -362,7 +367,7 @@ impl Verdict {
             (
                 sources.len(),
                 "source",
-                "without an answer",
+                "without a usable answer",
                 sources
                     .first()
                     .map(|source| format!("{} {}", source.kind, source.name)),
@@ -384,11 +389,17 @@ impl Verdict {
         let vrrp = status.director.vrrp.as_ref();
         let announce = status.director.announce.as_ref();
         for (is, words) in [
-            (status.director.maintenance.is_some(), "in maintenance"),
-            (vrrp.is_some_and(|vrrp| !vrrp.ready), "not ready for VRRP"),
+            (
+                status.director.maintenance.is_some(),
+                "the director is in maintenance",
+            ),
+            (
+                vrrp.is_some_and(|vrrp| !vrrp.ready),
+                "the director is not ready for VRRP",
+            ),
             (
                 announce.is_some_and(|announce| !announce.ready),
-                "not ready to announce addresses",
+                "the director is not ready to announce addresses",
             ),
             (
                 !status.loaded.ok && status.loaded.time > 0,
@@ -484,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_names_broken_services_first() {
+    fn verdict_names_missing_dataplane_and_broken_services_before_servers() {
         let mut status = director(&[
             ("web", &["up", "suspicious"]),
             ("mail", &["down", "down"]),
@@ -526,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn flapping_server_is_a_warning_until_ten_minutes_after_its_last_fall() {
+    fn server_with_three_falls_in_a_day_is_a_warning_for_ten_minutes_after_the_last_fall() {
         let mut status = director(&[("web", &["up", "up"])]);
         let mut verdict = |falls_in_day, since_fall| {
             status.services[0].servers[0].checks = Some(CheckStatus {
@@ -567,7 +578,7 @@ mod tests {
         for (fault, fix) in faults.iter().zip([
             "INTERFACE DOWN: eth1 (for 2m10s). To do: ip link set eth1 up",
             "CONFLICT: another host (02:00:00:00:00:09) answers for 192.0.2.10. To do: on the other host (02:00:00:00:00:09): remove 192.0.2.10",
-            "NEXT HOP SILENT: 192.0.2.254 on eth0 does not answer ARP or neighbour discovery, for 9s, and packets to it are dropped. To do: is 192.0.2.254 up",
+            "NEXT HOP SILENT: 192.0.2.254 on eth0 does not answer ARP or neighbour discovery, for 9s, and packets to it are dropped. To do: check that the next hop is up",
         ]) {
             assert!(fault.starts_with(fix), "no {fix} in {fault}");
         }
@@ -577,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn dataplane_that_hangs_is_critical() {
+    fn verdict_is_critical_if_dataplane_has_not_answered_unless_dataplane_is_idle() {
         let mut status = director(&[("web", &["up"])]);
         status.dataplane.seen_ms = Some(OLD_MS - 1);
         assert_eq!(Verdict::of(&status).level, Level::Ok);
@@ -590,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_server_is_mentioned_without_a_warning() {
+    fn verdict_mentions_slow_server_without_a_warning() {
         let mut status = director(&[("web", &["up", "up"])]);
         assert!(is_well(&status.services[0]));
         status.services[0].servers[0].checks = Some(CheckStatus {
@@ -610,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn common_reason_of_a_broken_service_is_named() {
+    fn verdict_names_reason_of_broken_service_only_if_common_to_all_servers() {
         let mut status = director(&[("mail", &["down", "down"])]);
         let servers = &mut status.services[0].servers;
         servers[1].server = ([10, 0, 0, 9], 25).into();

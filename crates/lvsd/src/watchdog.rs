@@ -79,7 +79,8 @@ impl Pulses {
     }
 }
 
-/// Name of the first loop whose heartbeat is older than its limit; the arguments are the ages.
+/// Name of the first loop whose heartbeat is older than its limit, if any. The arguments are the
+/// ages of the heartbeats, and the limit.
 fn first_stopped(
     [event_loop, checks, turns]: [Duration; 3],
     limit: Duration,
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn delayed_checks_are_reported() {
+    fn delayed_heartbeat_of_health_checks_is_reported() {
         let stopped = first_stopped([LIMIT, LATE, LIMIT], LIMIT);
         assert_eq!(stopped, Some("the health checks"));
     }
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn heartbeat_of_running_loop_is_recent() {
+    async fn running_loop_updates_its_heartbeat() {
         let pulse = Pulse::default();
         pulse.last.store(u64::MAX, Relaxed);
         let kept = tokio::spawn(pulse.clone().keep(Duration::from_millis(10)));

@@ -35,7 +35,7 @@ fn main() -> anyhow::Result<()> {
     let mut args = env::args().skip(1);
     let address = |text: &str| -> anyhow::Result<SocketAddr> {
         text.parse()
-            .with_context(|| format!("{text}: not an address with a port"))
+            .with_context(|| format!("{text} is not an address with a port"))
     };
     let Some(vip) = args.next() else {
         bail!("usage: embed-dataplane VIP:PORT [--block ADDRESS]... SERVER:PORT...");
@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<()> {
             blocked.push(
                 client
                     .parse()
-                    .with_context(|| format!("{client}: not an address"))?,
+                    .with_context(|| format!("{client} is not an address"))?,
             );
         } else {
             servers.push(address(&arg)?);

@@ -33,10 +33,10 @@ async fn main() -> anyhow::Result<()> {
         let (addr, weight) = server.split_once('=').unwrap_or((server, "1"));
         let addr = addr
             .parse()
-            .with_context(|| format!("{server}: not an address with a port"))?;
+            .with_context(|| format!("{server} is not an address with a port"))?;
         let weight = weight
             .parse()
-            .with_context(|| format!("{server}: not a weight"))?;
+            .with_context(|| format!("{server} has no valid weight"))?;
         pool.insert(addr, &ServerConfig::new(weight, Forwarding::Nat))
             .with_context(|| server.clone())?;
     }

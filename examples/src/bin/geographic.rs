@@ -37,10 +37,10 @@ impl Prefix {
         let prefix = Self {
             addr: addr
                 .parse()
-                .with_context(|| format!("{addr}: not an address"))?,
+                .with_context(|| format!("{addr} is not an address"))?,
             len: len
                 .parse()
-                .with_context(|| format!("{len}: not a prefix length"))?,
+                .with_context(|| format!("{len} is not a prefix length"))?,
         };
         if prefix.len > u32::from(Family::of(&prefix.addr).bits()) {
             bail!("{text}: the prefix is longer than the address");
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn geographic_prefixes_are_parsed_and_invalid_ones_are_refused() -> Result<()> {
+    fn geographic_prefix_contains_only_its_addresses_and_invalid_prefix_is_refused() -> Result<()> {
         for (net, addr, expected) in [
             ("10.0.0.0/8", "10.255.1.2", true),
             ("10.0.0.0/8", "11.0.0.0", false),

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn string_of_four_words_is_message() {
+    fn only_string_of_four_words_outside_comments_and_tests_is_message() {
         let found = messages(
             "// \"not this one here\"\nf(\"x\", \"the table is \\\n   full\");\n#[cfg(test)]\nmod tests { \"a b c d\" }",
         );

@@ -43,7 +43,7 @@ pub(crate) fn ipvs() -> Result<String, String> {
         let loaded = Command::new("modprobe").arg("ip_vs").output();
         version().ok_or_else(|| {
             let why = loaded.map_or_else(
-                |error| format!("it cannot be started: {error}"),
+                |error| format!("the program cannot be started: {error}"),
                 |output| String::from_utf8_lossy(&output.stderr).trim().to_owned(),
             );
             format!("the kernel has no ip_vs (modprobe ip_vs: {why})")
@@ -87,7 +87,7 @@ mod tests {
 
     /// The fake ipvsadm records its input, and refuses lines with a certain word.
     #[test]
-    fn rules_are_passed_to_ipvsadm_unchanged() {
+    fn rules_are_passed_to_ipvsadm_unchanged_and_refusal_is_reported() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let (program, notes) = (directory.path().join("ipvsadm"), directory.path().join("n"));
         let script = format!(
@@ -102,7 +102,10 @@ mod tests {
         let noted = fs::read_to_string(&notes).expect("the file can be read");
         assert_eq!(noted, format!("-R\n{rules}"));
         let refused = restore(Command::new(&program), "Memory allocation problem");
-        let refused = format!("{:#}", refused.expect_err("ipvsadm accepts the rules"));
+        let refused = format!(
+            "{:#}",
+            refused.expect_err("a failure of ipvsadm was not reported")
+        );
         assert!(
             refused.contains("rules") && refused.contains("Memory allocation problem"),
             "{refused}"
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_contender_is_reported_with_reason() {
+    fn ipvs_contender_is_available_only_with_ipvsadm_and_kernel_table() {
         assert_eq!(lacks(Contender::Direct), None);
         let kernels = lacks(Contender::Ipvs(Method::Nat));
         assert_eq!(

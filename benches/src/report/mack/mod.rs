@@ -191,7 +191,7 @@ impl Experiment for Mack {
                 _ => String::new(),
             };
             sentences.push(format!(
-                "{peer} adds {:.1} µs to that ({:.1}-{:.1}, {}){beside}.",
+                "{peer} adds {:.1} µs to the time of direct ({:.1}-{:.1}, {}){beside}.",
                 time.median, time.min, time.max, time.rounds
             ));
         }

@@ -130,11 +130,11 @@ impl Experiment for Servers {
                 };
                 let gain = if two.min > one.max * 1.1 {
                     format!(
-                        "a second server brings {:.2} times as much",
+                        "a second server brings {:.2} times the throughput",
                         two.median / one.median
                     )
                 } else {
-                    "a second server brings no more".to_owned()
+                    "a second server does not raise the throughput".to_owned()
                 };
                 sentences.push(format!(
                     "{}, {who}: {gain}: {} and {} MB/s ({}).",

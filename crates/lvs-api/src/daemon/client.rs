@@ -240,7 +240,7 @@ impl Client {
         serde_json::from_slice(bytes).map_err(|error| {
             let strange = serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
             let hint = if strange {
-                "; does it run another version?"
+                "; it may be an lvsd of another version"
             } else {
                 ""
             };
@@ -257,7 +257,10 @@ impl Client {
     }
 
     fn ended(&self) -> String {
-        format!("lvsd at {} has exited", self.address)
+        format!(
+            "lvsd at {} closed the connection before the end of its answer: it has probably exited",
+            self.address
+        )
     }
 
     fn silent(&self, error: &io::Error) -> String {
@@ -288,7 +291,7 @@ fn open(address: &Address) -> Result<Option<UnixStream>, String> {
             return match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
                 io::ErrorKind::WouldBlock => Err(format!(
-                    "lvsd at {address} does not answer: is it stopped (state T in ps)?"
+                    "lvsd at {address} does not answer: if its state in `ps` is T, continue it with `kill -CONT`"
                 )),
                 _ => Err(format!("cannot connect to lvsd at {address}: {error}")),
             };
@@ -311,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn systemd_unit_permits_longer_reload_than_client() {
+    fn systemd_unit_time_limit_is_longer_than_reload_limit_of_client() {
         let unit = include_str!("../../../../contrib/lvsd.service");
         let limit = unit
             .lines()
@@ -340,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_status_answer_is_parsed() {
+    fn status_answer_is_parsed_if_complete_and_refused_if_truncated() {
         let status = serde_json::to_string(&Status {
             pid: 7,
             ..Status::default()
@@ -357,30 +360,36 @@ mod tests {
         let cut = &text[..text.len() - 1];
         assert!(
             answered(cut)
-                .expect_err("the answer is incomplete")
-                .contains("has exited")
+                .expect_err("an incomplete answer was accepted")
+                .contains("has probably exited")
         );
     }
 
     #[test]
-    fn invalid_status_answer_is_an_error_with_reason() {
+    fn unusable_status_answer_returns_error_with_reason() {
         let refused = r#"HTTP/1.0 403 Forbidden
 
 {"error":{"message":"only root may"}}"#;
         for (text, words) in [
             (refused, "only root may"),
-            ("", "has exited"),
-            ("HTTP/1.0 200 OK\r\n", "has exited"),
+            ("", "has probably exited"),
+            ("HTTP/1.0 200 OK\r\n", "has probably exited"),
             ("{\"id\":0}\n", "is not this lvsd: it answered `{\"id\":0}`"),
             (
                 "HTTP/1.0 200 OK\r\ncontent-length: -1\r\n\r\n",
                 "is not this lvsd",
             ),
-            ("HTTP/1.0 200 OK\r\n\r\n[]", "does it run another version?"),
+            (
+                "HTTP/1.0 200 OK\r\n\r\n[]",
+                "may be an lvsd of another version",
+            ),
             ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
         ] {
-            let error_text = answered(text).expect_err("the answer is invalid");
-            assert!(error_text.contains(words), "{text}: {error_text}");
+            let error_text = answered(text).expect_err("an invalid answer was accepted");
+            assert!(
+                error_text.contains(words),
+                "{text}: no {words:?} in {error_text}"
+            );
         }
         let long = format!("HTTP/1.0 200 OK\r\n{}", "a: b\r\n".repeat(12_000));
         assert!(answered(&long).is_err());

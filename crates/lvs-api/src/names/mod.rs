@@ -158,6 +158,7 @@ fn content(line: &str) -> &str {
 }
 
 /// Converts an address of `/etc/hosts` to IPv4 as the C library does: `::1` becomes 127.0.0.1.
+/// `None` for other IPv6 addresses, unless they contain an IPv4 address.
 fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(v4) => Some(v4),
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_file_is_parsed_like_the_c_library() {
+    fn hosts_file_with_unusual_lines_is_parsed_as_by_c_library() {
         let names = Names::from_texts(
             "::1 loop6\n192.0.2.5\n192.0.2.6 # nobody\n::ffff:192.0.2.21 mapped\n192.0.2.7 ab:80\n192.0.2.8 ab:xy\n",
             "",
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn dns_is_used_unless_hosts_line_omits_it() {
+    fn dns_is_used_unless_hosts_line_of_nsswitch_omits_dns() {
         assert!(!uses_dns("passwd: files\nhosts: files # dns\n"));
         assert!(uses_dns("hosts:\tfiles dns\n"));
         assert!(uses_dns(""));

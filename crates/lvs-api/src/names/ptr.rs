@@ -123,7 +123,8 @@ fn first_ptr(message: &[u8]) -> Option<String> {
     None
 }
 
-/// Reads the name at offset `at`. Also returns the offset of the first byte after the name.
+/// Reads the name at offset `at`, and also returns the offset of the first byte after it. `None` if
+/// the name is invalid.
 fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     let mut text = String::new();
     let mut behind = None;

@@ -115,11 +115,11 @@ calls! {
         /// Shows what the dataplane would do with a packet that may open a connection, and why,
         /// without any change. Answer: [`Explanation`](crate::control::Explanation).
         "explain" Explain {
-            /// IP protocol number.
+            /// IP protocol number of the packet.
             protocol: u8,
-            /// Source of the packet.
+            /// Source address and port of the packet.
             client: SocketAddr,
-            /// Destination of the packet.
+            /// Destination address and port of the packet.
             #[serde(rename = "virtual")]
             virt: SocketAddr,
             /// The packet's firewall mark; without it, the dataplane's rules for marks decide.
@@ -142,7 +142,7 @@ calls! {
         /// although the server should have sent the reply directly to the director. Answer:
         /// [`ReturnPath`](super::ReturnPath).
         "server.return_path" ServerReturnPath {
-            /// Address of the server.
+            /// IP address of the server.
             server: core::net::IpAddr,
         },
     }
@@ -161,7 +161,7 @@ calls! {
         },
         /// Ends the effect of `server.pin` for `client`. Answer: [`Unpinned`](super::Unpinned).
         "server.unpin" ServerUnpin {
-            /// The service.
+            /// The service that was given to `server.pin`.
             service: ServiceId,
             /// Address and port of the client.
             client: SocketAddr,
@@ -202,7 +202,7 @@ calls! {
         /// Delete a service. Its `on_server_down` decides on its connections. Answer:
         /// [`Done`](super::Done).
         "service.delete" ServiceDelete {
-            /// The service.
+            /// The service to delete.
             service: ServiceId,
         },
         /// Delete every service. Answer: [`Done`](super::Done).
@@ -210,7 +210,8 @@ calls! {
         /// Zero the counters of one service and its servers, or all counters. Answer:
         /// [`Done`](super::Done).
         "service.zero" ServiceZero {
-            /// Zero only this service.
+            /// The service whose counters are zeroed, and those of its servers; absent for all
+            /// counters.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             service: Option<ServiceId>,
         },
@@ -221,7 +222,7 @@ calls! {
         /// Delete a real server. The `on_server_down` of its service decides on its connections.
         /// Answer: [`Done`](super::Done).
         "server.delete" ServerDelete {
-            /// The service.
+            /// The service to which the server belongs.
             service: ServiceId,
             /// Address and port of the server.
             server: SocketAddr,
@@ -231,7 +232,7 @@ calls! {
         /// list follow, in their present order; addresses that the service does not have are
         /// ignored. If the order changes, the scheduler restarts. Answer: [`Done`](super::Done).
         "server.arrange" ServerArrange {
-            /// The service.
+            /// The service whose servers are ordered.
             service: ServiceId,
             /// Addresses and ports of servers.
             servers: Vec<SocketAddr>,
@@ -245,7 +246,7 @@ calls! {
         "daemon.start" DaemonStart(SyncDaemon),
         /// Stop a synchronisation daemon. Answer: [`Done`](super::Done).
         "daemon.stop" DaemonStop {
-            /// Master or backup.
+            /// The role of the daemon: master or backup.
             role: SyncRole,
             /// The daemon's sync ID; ignored, as by the kernel.
             #[serde(default)]
@@ -275,7 +276,7 @@ calls! {
         /// Set the virtual addresses that the dataplane owns: it answers ARP for them and announces
         /// them. Replaces the previous set. Answer: [`Done`](super::Done).
         "vips.own" VipsOwn {
-            /// The addresses.
+            /// All virtual addresses that the dataplane owns from now on.
             addresses: Vec<core::net::IpAddr>,
         },
         /// Replace the local addresses of full NAT. Existing connections continue to use their

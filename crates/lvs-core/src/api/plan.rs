@@ -16,8 +16,9 @@ pub(super) struct Plan<'a> {
     noted: Noted,
 }
 
-/// The differences between the planned state and the director. They contain only the changed
-/// services and servers, so that a list of ten changes does not copy a table of 40,000 servers.
+/// The differences between the planned state and the present state of the director. They contain
+/// only the changed services and servers, so that a list of ten changes does not copy a table of
+/// 40,000 servers.
 #[derive(Default)]
 pub(super) struct Noted {
     /// A flush has removed all services of the director.

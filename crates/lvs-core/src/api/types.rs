@@ -27,24 +27,24 @@ pub const WORKERS_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "protocol", deny_unknown_fields)]
 pub enum ServiceId {
-    /// TCP.
+    /// A TCP service.
     Tcp {
-        /// Virtual address and port.
+        /// Virtual address and port of the service.
         address: SocketAddr,
     },
-    /// UDP.
+    /// A UDP service.
     Udp {
-        /// Virtual address and port.
+        /// Virtual address and port of the service.
         address: SocketAddr,
     },
-    /// SCTP.
+    /// An SCTP service.
     Sctp {
-        /// Virtual address and port.
+        /// Virtual address and port of the service.
         address: SocketAddr,
     },
-    /// A firewall mark.
+    /// The service of a firewall mark.
     Fwmark {
-        /// The mark, not 0.
+        /// The firewall mark of the service's packets, not 0.
         mark: u32,
         /// Address family of the packets with the mark.
         family: Family,
@@ -111,7 +111,7 @@ impl From<ServiceKey> for ServiceId {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceSpec {
-    /// The service.
+    /// Identity of the service.
     pub service: ServiceId,
     /// Settings of the service.
     pub config: ServiceConfig,
@@ -159,7 +159,7 @@ pub struct LocalInfo {
 /// A local address of full NAT.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalAddressInfo {
-    /// The address.
+    /// The local address.
     pub address: core::net::IpAddr,
     /// The first port that full NAT may use.
     pub first: u16,
@@ -190,7 +190,7 @@ pub struct ReturnPath {
 /// directly.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forwarder {
-    /// The forwarder's MAC address.
+    /// MAC address of the forwarder.
     pub mac: String,
     /// The forwarder's IP address, if the host's neighbour table contains it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -204,7 +204,7 @@ pub struct Forwarder {
 /// Answer to [`Call::Hello`](super::Call::Hello).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`VERSION`] of the dataplane.
+    /// The [`VERSION`] of the protocol that the dataplane uses.
     pub version: u32,
     /// Name and version of the dataplane: `lvs-dataplane 0.1.0`.
     pub dataplane: String,
@@ -222,11 +222,11 @@ pub struct Info {
     pub pid: u32,
     /// Seconds since the dataplane started.
     pub uptime: u64,
-    /// Number of open connections.
+    /// Number of connections in the table.
     pub connections: u64,
     /// Maximum number of connections in the table.
     pub capacity: u64,
-    /// Network interfaces in use.
+    /// The network interfaces that the dataplane uses.
     pub interfaces: Vec<InterfaceInfo>,
     /// Configured interfaces and addresses that do not exist on this host yet, or cannot be used.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -262,13 +262,13 @@ pub struct Info {
     pub ftp_ports: Vec<u16>,
     /// Counters of the director, removed services included.
     pub total: Stats,
-    /// The packet workers.
+    /// The dataplane's packet workers.
     pub workers: Vec<WorkerInfo>,
     /// The kernel fast path (`lvs-dataplane --fast-path`).
     pub fast_path: FastPathInfo,
     /// Counters of the synchronisation daemons.
     pub sync: SyncCounts,
-    /// Confinement of the dataplane.
+    /// The restrictions that the dataplane has applied to itself.
     pub confinement: Confinement,
 }
 
@@ -276,7 +276,7 @@ pub struct Info {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confinement {
-    /// Active restrictions: `seccomp`, `landlock`.
+    /// The restrictions that are active: `seccomp`, `landlock`.
     pub by: Vec<String>,
     /// Restrictions that could not be applied, with the reason.
     pub not_by: Vec<String>,
@@ -306,7 +306,7 @@ pub struct WorkerInfo {
     pub number: u32,
     /// The processor to which the worker is bound.
     pub cpu: Option<u32>,
-    /// Number of open connections.
+    /// Number of connections in this worker's part of the table.
     pub connections: u64,
     /// Maximum number of connections in its part of the table.
     pub capacity: u64,
@@ -393,7 +393,7 @@ pub struct SyncState {
     /// Address that peers connect to; absent without peers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
-    /// Peer directors.
+    /// The configured peer directors.
     pub peers: Vec<PeerInfo>,
     /// Number of connections that this director owns and replicates: those whose packets arrive at
     /// this director.
@@ -446,7 +446,7 @@ pub struct SyncState {
 pub struct TablesInfo {
     /// The peer whose services and servers are compared.
     pub peer: SocketAddr,
-    /// Result of the comparison.
+    /// The result of the last comparison.
     pub state: TablesState,
     /// Number of services that differ.
     #[serde(default)]
@@ -476,7 +476,7 @@ pub enum TablesState {
 /// A service whose settings or servers differ at a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableDifference {
-    /// The service.
+    /// The service that differs.
     pub service: ServiceId,
     /// Seconds for which the service has differed.
     pub seconds: u64,
@@ -545,7 +545,7 @@ pub const ANNOUNCED_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AnnounceVip {
-    /// The address.
+    /// The virtual address to announce.
     pub address: core::net::IpAddr,
     /// Preference of the route; unchanged if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -562,7 +562,7 @@ pub struct Announcements {
 /// A virtual address, and the preference of its route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnnouncedVip {
-    /// The address.
+    /// The virtual address that is announced.
     pub address: core::net::IpAddr,
     /// Preference of the present route.
     pub standing: Standing,
@@ -574,7 +574,7 @@ pub struct AnnouncedVip {
 /// State of a peer, and of the replication between it and this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
-    /// Address of the peer.
+    /// Address at which the peer accepts connections.
     pub address: SocketAddr,
     /// `away`, `refused`, `bulk` (full sync), `behind` (updates are missing), `silent` (no
     /// comparison of the connections for four seconds) or `in step`.
@@ -618,18 +618,18 @@ pub struct PeerInfo {
 /// State of the replication from one peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStanding {
-    /// The peer.
+    /// Address of the peer, as [`PeerInfo::address`].
     pub peer: SocketAddr,
-    /// As [`PeerInfo::state`].
+    /// State of the replication, as [`PeerInfo::state`].
     pub state: String,
     /// Seconds for which the peer has been out of sync, at most since this dataplane started; 0
     /// while it is in sync.
     #[serde(default)]
     pub seconds: u64,
-    /// As [`PeerInfo::missing`].
+    /// Number of missing connections, as [`PeerInfo::missing`].
     #[serde(default)]
     pub missing: u64,
-    /// As [`PeerInfo::trouble`].
+    /// The reason why the peer is disconnected, as [`PeerInfo::trouble`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
@@ -673,7 +673,7 @@ pub struct FastPathInfo {
 /// error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TooBig {
-    /// Address of the server.
+    /// IP address of the server.
     pub server: core::net::IpAddr,
     /// Whether the path leads through a tunnel.
     pub tunnel: bool,
@@ -720,7 +720,7 @@ impl Conflict {
     pub const VIP: &str = "vip_conflict";
     /// The code of a conflict about another address of this host.
     pub const ADDRESS: &str = "address_conflict";
-    /// All codes.
+    /// All codes of conflicts.
     pub const CODES: [&str; 2] = [Self::VIP, Self::ADDRESS];
 
     /// Whether the address is a virtual one.
@@ -744,9 +744,9 @@ pub struct SilentHop {
 /// An interface of the dataplane that is down.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DownInterface {
-    /// Name of the interface.
+    /// Name of the interface that is down.
     pub interface: String,
-    /// As [`InterfaceInfo::down_since`].
+    /// Seconds since it went down, as [`InterfaceInfo::down_since`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
 }
@@ -758,7 +758,7 @@ pub struct InterfaceInfo {
     pub name: String,
     /// The backend of the interface: `af_packet` or `tun`.
     pub backend: String,
-    /// MTU in bytes.
+    /// The interface's MTU in bytes.
     pub mtu: u32,
     /// Whether the interface is up.
     pub up: bool,
@@ -784,7 +784,7 @@ pub struct InterfaceInfo {
 pub struct NoXdp {
     /// Stable code of the reason: `xdp_aggregation`.
     pub code: String,
-    /// The reason, as text.
+    /// The reason as a text for operators.
     pub reason: String,
     /// A command or setting that permits XDP, and its cost.
     pub fix: String,
@@ -809,7 +809,7 @@ impl NoXdp {
     pub const REFUSED: &str = "xdp_refused";
     /// The interface cannot send frames without socket buffers.
     pub const NO_TRANSMIT: &str = "xdp_no_transmit";
-    /// All codes.
+    /// All codes of reasons.
     pub const CODES: [&str; 9] = [
         Self::UNREPORTED,
         Self::UNSUPPORTED,
@@ -830,7 +830,7 @@ impl NoXdp {
 pub struct Waiting {
     /// Stable code of the condition: `interface_missing`.
     pub code: String,
-    /// The condition, as text.
+    /// The condition as a text for operators.
     pub what: String,
     /// A command or setting that resolves the condition.
     pub fix: String,
@@ -854,7 +854,7 @@ impl Waiting {
     pub const LISTEN_MISSING: &str = "sync_listen_missing";
     /// Programs on this host cannot reach services at the host's own addresses.
     pub const LOCAL_CLIENTS_OFF: &str = "local_clients_off";
-    /// All codes.
+    /// All codes of conditions.
     pub const CODES: [&str; 7] = [
         Self::MISSING,
         Self::DOWN,
@@ -869,7 +869,7 @@ impl Waiting {
 /// A service in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceInfo {
-    /// The service.
+    /// Identity of the service.
     pub service: ServiceId,
     /// Settings of the service.
     pub config: ServiceConfig,
@@ -918,7 +918,7 @@ pub struct ServerInfo {
     pub active: u32,
     /// Number of connections in inactive states.
     pub inactive: u32,
-    /// Number of persistence templates.
+    /// Number of persistence templates of the server.
     pub persistent: u32,
     /// Whether the server has reached its upper threshold.
     pub overloaded: bool,
@@ -971,7 +971,7 @@ pub struct ConnInfo {
     pub protocol: u8,
     /// Address and port of the client; port 0 for a template.
     pub client: SocketAddr,
-    /// Virtual address and port.
+    /// Virtual address and port of the connection or template.
     #[serde(rename = "virtual")]
     pub virt: SocketAddr,
     /// Real server's address and port.
@@ -980,7 +980,7 @@ pub struct ConnInfo {
     pub state: String,
     /// Milliseconds until the entry expires.
     pub expires_ms: u64,
-    /// Forwarding method.
+    /// Forwarding method of the connection or template.
     pub forwarding: crate::Forwarding,
     /// Whether the entry is a persistence template.
     #[serde(default)]
@@ -1041,7 +1041,7 @@ pub struct FilterItem {
     /// The service to which the filter belongs; absent for the director's filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
-    /// Prefixes of the filter.
+    /// The prefixes that the filter allows and denies, or a part of them.
     #[serde(flatten)]
     pub lists: FilterLists,
 }
@@ -1063,12 +1063,12 @@ pub struct ReasonCount {
     /// `drop` or `host` (passed to the host, or reinjected into it). With the kernel fast path also
     /// `kernel` (forwarded by it) or `up` (passed by it to the dataplane).
     pub action: String,
-    /// Name of the reason.
+    /// Name of the reason, as in `lvsadm drops`.
     pub reason: String,
     /// Number and times of the packets, with a precision of ten seconds.
     #[serde(flatten)]
     pub packets: RecentCount,
-    /// Meaning of the reason.
+    /// Meaning of the reason, as a text for operators.
     pub help: String,
     /// Action that removes the cause.
     #[serde(default, alias = "remedy")]
@@ -1079,7 +1079,7 @@ pub struct ReasonCount {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CaptureFilter {
-    /// IP protocol number.
+    /// IP protocol number of the packets; absent for all protocols.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<u8>,
     /// Addresses, each of which may be the source or the destination.

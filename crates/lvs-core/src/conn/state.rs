@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn nat_connection_states_follow_segments() {
+    fn nat_tcp_state_follows_segments_of_client_and_server() {
         use Direction::{Input, Output};
         let open = [(Input, SYN), (Output, SYN_ACK), (Input, ACK)];
         assert_eq!(walk(&open[..1]), "SYN_RECV");
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn routed_connection_states_follow_client_segments() {
+    fn direct_routing_tcp_state_follows_client_segments() {
         use Direction::InputOnly;
         let open = [(InputOnly, SYN), (InputOnly, ACK)];
         assert_eq!(walk(&open), "ESTABLISHED");
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_without_flags_closes_connection() {
+    fn segment_without_syn_fin_ack_and_rst_closes_connection() {
         assert_eq!(
             walk(&[(Direction::Input, SYN), (Direction::Input, TcpFlags(0x08))]),
             "CLOSE"

@@ -77,7 +77,7 @@ impl Template {
         }
     }
 
-    /// The kernel's name of the state.
+    /// The kernel's name of the template's state.
     pub(crate) fn state_name(&self) -> &'static str {
         if self.assured.load(Relaxed) {
             "ASSURED"

@@ -30,15 +30,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn visited_windows_of_slots_are_bounded() {
+    fn visited_slot_windows_are_disjoint_and_have_at_most_128_slots() {
         for slots in [0, 1, 31, 32, 33, 127, 129, 1000, 1 << 20] {
             for here in [0, 1, windows(slots) / 2, windows(slots) - 1] {
                 let mut seen: std::vec::Vec<_> = scattered(here, slots, 4).collect();
                 let all: usize = seen.iter().map(Range::len).sum();
-                assert!(all <= 128, "{slots} from {here}");
+                assert!(
+                    all <= 128,
+                    "more than 128 of {slots} slots are visited from window {here}: {all}"
+                );
                 seen.sort_by_key(|window| window.start);
                 let apart = seen.windows(2).all(|of| of[0].end <= of[1].start);
-                assert!(apart, "{slots} from {here}: {seen:?}");
+                assert!(
+                    apart,
+                    "windows overlap, from window {here} of {slots} slots: {seen:?}"
+                );
                 assert_eq!(seen.len(), windows(slots).min(4));
             }
         }

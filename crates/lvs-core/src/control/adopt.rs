@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_server_with_adopted_connections_of_checks_is_freed() {
+    fn removed_server_is_freed_after_connections_of_health_checks_expire() {
         let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
         let server: SocketAddr = "10.0.0.1:80".parse().unwrap();
         for adopted in [false, true] {
@@ -266,17 +266,24 @@ mod tests {
             for second in 11..400 {
                 control.advance_with(&mut shard, Instant::from_secs(second));
             }
-            assert!(control.has_removed(), "adopted {adopted}: {}", shard.len());
+            assert!(
+                control.has_removed(),
+                "the removed server is released before its {} connections end (adopted: {adopted})",
+                shard.len()
+            );
             for second in 400..3000 {
                 control.advance_with(&mut shard, Instant::from_secs(second));
             }
             assert_eq!(shard.len(), 0);
-            assert!(!control.has_removed(), "adopted {adopted}");
+            assert!(
+                !control.has_removed(),
+                "the removed server is kept without connections (adopted: {adopted})"
+            );
         }
     }
 
     #[test]
-    fn adopted_full_nat_connection_keeps_local_port() {
+    fn adopted_full_nat_connection_keeps_local_port_and_is_dropped_if_none_is_stored() {
         let control = || {
             let mut control = control("10.0.0.1:80", 1, 100);
             let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
@@ -367,7 +374,7 @@ mod tests {
 
     /// The connections of a previous process continue in another number of tables, as many as fit.
     #[test]
-    fn adoption_into_other_number_of_shards_keeps_connections() {
+    fn adoption_into_other_number_of_shards_keeps_connections_up_to_capacity() {
         let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);
         let mut before = control("10.0.0.1:80", 2, 150);
         let memories = [(); 2].map(|()| memory(before.layout()));

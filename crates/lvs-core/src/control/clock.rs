@@ -87,7 +87,8 @@ impl Control {
         self.next_event.into_iter().chain(templates).min()
     }
 
-    /// At the first call, starts the periodic work from `now`.
+    /// Advances the clock to `now`; it never goes back. At the first call, starts the periodic work
+    /// from `now`.
     pub(crate) fn show_clock(&mut self, now: Instant) {
         if self.clock.is_none() {
             self.estimator.start(now);

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn automatic_defence_mode_depends_on_free_memory() {
+    fn automatic_defences_are_active_only_while_memory_is_low() {
         let mut sysctls = Sysctls::default();
         for name in ["drop_packet", "drop_entry", "secure_tcp"] {
             sysctls.set(name, "1").unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn automatic_defence_mode_depends_on_free_slots() {
+    fn automatic_defences_are_active_only_while_few_slots_are_free() {
         let mut sysctls = Sysctls::default();
         for name in ["drop_packet", "drop_entry", "secure_tcp"] {
             sysctls.set(name, "1").unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn drop_packet_mode_3_drops_one_in_am_droprate() {
+    fn drop_packet_mode_3_drops_one_packet_in_am_droprate() {
         let mut sysctls = Sysctls::default();
         sysctls.set("drop_packet", "3").unwrap();
         let mut defense = Defense::new(1);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn drop_entry_probability_falls_with_number_of_packets() {
+    fn drop_entry_probability_falls_with_packets_and_is_0_in_first_minute() {
         let mut defense = Defense::new(1);
         let minute = Duration::from_secs(60);
         let drops = |defense: &mut Defense, packets| {

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_covers_server_order_for_ordered_schedulers_only() {
+    fn service_digest_covers_server_order_for_ordered_schedulers_only() {
         for about in crate::sched::BUILT_IN {
             let (a, b) = (
                 director(about.name, &[1, 2, 3]),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_covers_last_weight_for_mh_only() {
+    fn service_digest_covers_last_weight_for_mh_only() {
         for (scheduler, counts) in [("mh", true), ("wrr", false), ("sh", false)] {
             let (mut a, mut b) = (director(scheduler, &[1]), director(scheduler, &[1]));
             // Director A drains the server, and director B adds it with weight 0.
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_covers_every_setting_of_service_and_server() {
+    fn service_digest_differs_if_setting_of_service_or_server_differs() {
         let base = director("wlc", &[1, 2]);
         let changes: [fn(&mut ServerConfig); 4] = [
             |server| server.weight = 3,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_during_slow_start_stays_the_same() {
+    fn service_digest_is_equal_during_and_after_slow_start() {
         for scheduler in ["mh", "wlc"] {
             let slow = |when: u64| {
                 let mut control = director(scheduler, &[1, 2]);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_is_independent_of_piece_size() {
+    fn service_digests_are_independent_of_piece_size() {
         let mut control = director("mh", &[]);
         for n in 1..=20 {
             add(&mut control, n, i32::from(n));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn generation_changes_if_service_changes_during_digest() {
+    fn control_generation_changes_if_service_changes_during_digest_walk() {
         let mut control = director("wlc", &(1..=20).collect::<Vec<_>>());
         let (before, mut all) = (control.generation(), Vec::new());
         let walk = control.digests_piece(DigestWalk::default(), 10, &mut all);

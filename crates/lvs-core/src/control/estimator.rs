@@ -55,7 +55,8 @@ impl Estimator {
 }
 
 impl Control {
-    /// Takes the snapshots that are due at `at` (`ip_vs_estimation_kthread`).
+    /// Takes the snapshots of counters that are due at `at` (`ip_vs_estimation_kthread`): at most
+    /// one portion of a round. The next round begins [`PERIOD`] after this one.
     pub(super) fn estimate(&mut self, at: Instant) {
         if self.estimator.wakeup().is_none_or(|next| next > at) {
             return;
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn estimator_samples_few_servers_at_once() {
+    fn estimator_samples_500_servers_in_one_call() {
         let mut control = control(500);
         control.advance(Instant::ZERO + PERIOD);
         assert_eq!(shown(&control), 500);
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn estimator_samples_many_servers_in_portions_within_period() {
+    fn estimator_samples_2000_servers_in_four_portions_within_period() {
         let mut control = control(2000);
         let mut seen = std::vec::Vec::new();
         while shown(&control) < 2000 {

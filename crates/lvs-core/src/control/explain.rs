@@ -39,7 +39,7 @@ pub struct Explanation {
     pub template: Option<String>,
     /// The reason why no template chooses the server.
     pub template_why: String,
-    /// The service's scheduler.
+    /// Name of the service's scheduler.
     pub scheduler: String,
     /// The slot of the scheduler's hash table that the packet selects; `None` without such a table.
     pub slot: Option<HashSlot>,
@@ -74,9 +74,9 @@ impl Explanation {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Candidate {
-    /// Address of the server.
+    /// Address and port of the server.
     pub server: SocketAddr,
-    /// Weight of the server.
+    /// Configured weight of the server.
     pub weight: i32,
     /// Number of connections in active states.
     pub active: u32,
@@ -231,7 +231,9 @@ impl Control {
                 "goes to {server}: a health check through the virtual address expects this server"
             ),
             By::Template(true) => {
-                format!("goes to {server}: the persistence template of the client refers to it")
+                format!(
+                    "goes to {server}: the persistence template of the client refers to this server"
+                )
             }
             By::Template(false) | By::Scheduler => {
                 format!("goes to {server}: {scheduler} chooses it{lots}")
@@ -248,7 +250,7 @@ impl Control {
                 "new connections from port 20 are not balanced".to_string()
             }
             AcceptReason::FtpData if service.config().flags.has(ServiceFlags::PERSISTENT) => {
-                "an FTP data connection that no server accepts".to_string()
+                "no server accepts the FTP data connection".to_string()
             }
             AcceptReason::FtpData => {
                 "only a persistent FTP service accepts ports other than its own".to_string()

@@ -63,8 +63,9 @@ struct Source {
 }
 
 impl Limiter {
-    /// Counts a new connection from `client`, unless it would exceed a limit. `seed` is the key of
-    /// the hash of sources.
+    /// Counts a new connection from `client`, unless it would exceed a limit. The limit for each
+    /// source counts the connection even if another limit refuses it. `seed` is the key of the hash
+    /// of sources.
     ///
     /// # Errors
     /// The limit that the connection would exceed.
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn rate_limit_permits_burst_of_one_second() {
+    fn rate_limit_permits_burst_of_one_second_and_refills_with_time() {
         let limits = Limits {
             rate: 10,
             ..Limits::default()
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn source_over_its_limit_does_not_use_up_shared_rate() {
+    fn source_or_ipv6_64_network_over_its_rate_does_not_use_up_service_rate() {
         let limits = Limits {
             rate: 50,
             source_rate: 5,
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn source_flood_is_bounded_and_keeps_busy_source_limited() {
+    fn limiter_table_is_bounded_in_source_flood_and_keeps_busy_source_limited() {
         let limits = Limits {
             source_rate: 5,
             ..Limits::default()

@@ -72,12 +72,12 @@ pub struct Options {
     pub max_connections: usize,
     /// Action of a full shard for a new connection.
     pub when_full: WhenFull,
-    /// Number of shards.
+    /// Number of shards among which the connections are divided.
     pub shards: usize,
     /// Seed of the connection table's hash function and of random decisions; use a random number of
     /// the system.
     pub seed: u64,
-    /// The available schedulers.
+    /// The schedulers that services can use.
     pub schedulers: Registry,
     /// The profile of initial timeouts.
     pub profile: Profile,
@@ -345,7 +345,7 @@ mod tests {
     /// All shards share the templates, so that the maximum number of templates does not depend on
     /// the number of shards.
     #[test]
-    fn all_shards_share_one_template_table_limit() {
+    fn template_table_capacity_does_not_depend_on_number_of_shards() {
         let templates = |shards: usize| {
             let options = Options {
                 max_connections: 4096 / shards,

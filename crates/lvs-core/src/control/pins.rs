@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_of_ended_health_check_is_removed_early() {
+    fn connection_of_ended_health_check_expires_early_and_does_not_count_for_server() {
         let mut control = Control::new(Options::default());
         let mut shard = control.shard(0).unwrap();
         let (vip, server) = (address("198.51.100.1:80"), address("10.0.0.1:80"));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn pinned_connection_reaches_its_server_once() {
+    fn pin_assigns_one_connection_to_its_server_until_pin_expires() {
         let mut control = Control::new(Options::default());
         let mut shard = control.shard(0).unwrap();
         let vip = address("198.51.100.1:80");

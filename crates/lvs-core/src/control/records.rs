@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn record_number_of_removed_server_is_reused() {
+    fn record_number_of_removed_server_is_reused_by_same_address_or_after_idle_time() {
         let mut records = Records::default();
         let ids: Vec<u32> = (1..=3).map(|n| enter(&mut records, n).0).collect();
         assert_eq!(ids, [0, 1, 2]);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn change_log_returns_only_changes_after_a_recent_position() {
+    fn change_log_returns_changes_after_recent_position_and_none_after_old_position() {
         let mut records = Records::default();
         enter(&mut records, 1);
         let seen = records.changes();

@@ -178,7 +178,8 @@ impl Control {
         Ok(())
     }
 
-    /// Deletes every service (`ip_vs_flush`).
+    /// Deletes every service (`ip_vs_flush`). Their connections are treated like those of removed
+    /// servers: see [`delete_server`](Self::delete_server).
     pub fn flush(&mut self, now: Instant) {
         while self.take_one() {}
         self.retire_some(usize::MAX, now);

@@ -71,7 +71,8 @@ impl SlowStart {
             .collect();
     }
 
-    /// Updates the list of servers that accept connections, with the times at which they began to.
+    /// Updates the list of servers that accept connections, each with the time at which it began to
+    /// accept them, and whether it starts slowly.
     fn note(&mut self, servers: &[Arc<Server>], takes: Duration, now: Instant) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         let taking: BTreeSet<ServerId> = taking.map(|server| server.id()).collect();

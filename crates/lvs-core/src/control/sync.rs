@@ -60,12 +60,12 @@ impl Control {
         Ok(())
     }
 
-    /// The running master.
+    /// The settings of the running master; `None` if no master is running.
     pub const fn master(&self) -> Option<Master> {
         self.settings.master
     }
 
-    /// The running backup.
+    /// The settings of the running backup; `None` if no backup is running.
     pub const fn backup(&self) -> Option<Backup> {
         self.backup
     }

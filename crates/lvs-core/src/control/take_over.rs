@@ -201,7 +201,8 @@ impl Control {
     }
 
     /// Checks that the fields of an entry do not contradict each other. Returns whether the entry
-    /// is a template, and its flags at this director.
+    /// is a template, and its flags at this director. In the virtual address of an IPv6 template of
+    /// a firewall mark, clears everything except the mark.
     fn check_entry(&self, entry: &mut Entry) -> Result<(bool, u32), Refused> {
         let template = entry.flags & flag::TEMPLATE != 0;
         if entry.flags & flag::ONE_PACKET != 0 || (template && entry.flags & flag::NO_CPORT != 0) {
@@ -231,9 +232,9 @@ impl Control {
         Ok((template, entry.flags & TAKEN | flag::SYNC))
     }
 
-    /// Stores a received connection. Its timer fires after `left`, or after its timeout if `left`
-    /// is `None`. A message with the flag `INACTIVE` is ignored if this director has the connection
-    /// with another server.
+    /// Stores a received connection, and returns its index. Its timer fires after `left`, or after
+    /// its timeout if `left` is `None`. It replaces a connection to another server, except if it
+    /// has the flag `INACTIVE`: then it is ignored, and the result is `None`.
     fn take_over_connection(
         &mut self,
         shard: &mut Shard,

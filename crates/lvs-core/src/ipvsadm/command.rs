@@ -8,50 +8,50 @@ use crate::sync::{SyncDaemon, SyncRole};
 /// A valid command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// `-A`
+    /// `-A`: add a service.
     AddService(ServiceSpec),
-    /// `-E`
+    /// `-E`: replace the settings of a service.
     EditService(ServiceSpec),
-    /// `-D`
+    /// `-D`: delete a service.
     DeleteService(ServiceId),
-    /// `-C`
+    /// `-C`: delete all services.
     Clear,
-    /// `-a`
+    /// `-a`: add a server to a service.
     AddServer(ServerSpec),
-    /// `-e`
+    /// `-e`: replace the settings of a server.
     EditServer(ServerSpec),
-    /// `-d`
+    /// `-d`: delete a server from a service.
     DeleteServer {
-        /// The service.
+        /// The service to which the server belongs.
         service: ServiceId,
         /// Address and port of the server.
         server: SocketAddr,
     },
-    /// `-L`
+    /// `-L`: list services, connections, timeouts or daemons.
     List(ListOptions),
-    /// `-Z`
+    /// `-Z`: zero the counters of this service and its servers; `None` means of all services.
     Zero(Option<ServiceId>),
-    /// `--set`
+    /// `--set`: set the timeouts.
     Set(Timeouts),
-    /// `--start-daemon`
+    /// `--start-daemon`: start a synchronisation daemon.
     StartDaemon(SyncDaemon),
-    /// `--stop-daemon`
+    /// `--stop-daemon`: stop a synchronisation daemon.
     StopDaemon {
-        /// Master or backup.
+        /// The role of the daemon: master or backup.
         role: SyncRole,
-        /// `--syncid`
+        /// `--syncid`: the daemon's sync ID.
         syncid: u8,
     },
-    /// `-S`
+    /// `-S`: print the commands that create the present services again.
     Save {
-        /// `-n`
+        /// `-n`: print addresses and ports as numbers, instead of names.
         numeric: bool,
     },
-    /// `-R`
+    /// `-R`: execute the commands from standard input.
     Restore,
-    /// `-h`
+    /// `-h`: print the help text.
     Help,
-    /// `-v`
+    /// `-v`: print the version.
     Version,
 }
 
@@ -91,46 +91,47 @@ pub struct ListOptions {
     pub what: What,
     /// The columns of a listing of services.
     pub format: Format,
-    /// `--persistent-conn`; a listing with `-c` uses it independently of `format`.
+    /// `--persistent-conn`: show persistent connections. A listing with `-c` uses it independently
+    /// of `format`.
     pub persistent_conn: bool,
-    /// `-n`
+    /// `-n`: print addresses and ports as numbers, instead of names.
     pub numeric: bool,
-    /// `--exact`
+    /// `--exact`: do not abbreviate large numbers.
     pub exact: bool,
-    /// `--nosort`
+    /// `--nosort`: do not sort the services and servers.
     pub nosort: bool,
 }
 
 /// Objects that `-L` can list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum What {
-    /// Every service.
+    /// Every service and its servers.
     #[default]
     Services,
-    /// This service.
+    /// This service and its servers.
     Service(ServiceId),
-    /// `-c`
+    /// `-c`: connections.
     Connections,
-    /// `--timeout`
+    /// `--timeout`: the timeouts.
     Timeouts,
-    /// `--daemon`
+    /// `--daemon`: the synchronisation daemons.
     Daemons,
 }
 
 /// The columns of a listing of services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Weight and connections.
+    /// The weight of each server, and its numbers of connections.
     #[default]
     Plain,
-    /// `--stats`
+    /// `--stats`: connections, packets and bytes so far.
     Stats,
-    /// `--rate`
+    /// `--rate`: connections, packets and bytes per second.
     Rate,
-    /// `--thresholds`
+    /// `--thresholds`: the upper and the lower threshold of connections.
     Thresholds,
-    /// `--persistent-conn`
+    /// `--persistent-conn`: weight, persistent connections and other connections.
     PersistentConn,
-    /// `--tun-info`
+    /// `--tun-info`: weight and the encapsulation of tunnels.
     TunInfo,
 }

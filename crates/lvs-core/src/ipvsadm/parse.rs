@@ -50,7 +50,7 @@ impl Refusal {
         &self.text
     }
 
-    /// The exit status.
+    /// The exit status of ipvsadm for this refusal.
     pub const fn status(&self) -> u8 {
         match self.kind {
             Kind::Fail => 2,
@@ -732,12 +732,12 @@ mod tests {
     use crate::ipvsadm::{HELP_TEXT, Numeric};
 
     fn text(words: &[&str]) -> String {
-        let refusal = parse("ipvsadm", words, &Numeric).expect_err("the line is invalid");
+        let refusal = parse("ipvsadm", words, &Numeric).expect_err("an invalid line was accepted");
         String::from_utf8_lossy(refusal.text()).into_owned()
     }
 
     #[test]
-    fn full_nat_option_is_refused_by_ipvsadm() {
+    fn full_nat_option_is_accepted_by_lvsadm_and_refused_by_ipvsadm() {
         let words = [
             "-a",
             "-t",
@@ -746,10 +746,10 @@ mod tests {
             "10.0.0.1:8080",
             "--fullnat",
         ];
-        let refusal = parse("ipvsadm", &words, &Numeric).expect_err("ipvsadm has no such option");
+        let refusal = parse("ipvsadm", &words, &Numeric).expect_err("ipvsadm accepted --fullnat");
         assert_eq!(refusal.text(), b"--fullnat: unknown option\n");
         let Ok(Command::AddServer(spec)) = parse_own("lvsadm", &words, &Numeric) else {
-            panic!("the line is valid for lvsadm");
+            panic!("lvsadm refused --fullnat");
         };
         assert_eq!(spec.config.forwarding, Forwarding::FullNat);
         assert_eq!(spec.server.port(), 8080);
@@ -778,9 +778,10 @@ mod tests {
     }
 
     #[test]
-    fn ipvsadm_refusal_contains_words_of_the_line() {
+    fn lvsadm_refusal_quotes_words_of_the_line() {
         let seen = |words: &[&str]| {
-            let refusal = parse_own("lvsadm", words, &Numeric).expect_err("the line is invalid");
+            let refusal =
+                parse_own("lvsadm", words, &Numeric).expect_err("an invalid line was accepted");
             refusal.of_line(words)
         };
         assert_eq!(
@@ -797,7 +798,7 @@ mod tests {
     fn ipvsadm_server_of_direct_routing_gets_port_of_service() {
         let words = ["-a", "-t", "192.0.2.1:80", "-r", "10.0.0.1:8080"];
         let Ok(Command::AddServer(spec)) = parse("ipvsadm", &words, &Numeric) else {
-            panic!("the line is valid");
+            panic!("a valid line was refused");
         };
         assert_eq!(spec.server.port(), 80);
     }

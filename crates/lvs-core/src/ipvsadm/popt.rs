@@ -53,7 +53,8 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         }
     }
 
-    /// The next option; `None` at the end of the line.
+    /// The next option; `None` at the end of the line. Words before it that are not options are
+    /// added to `leftovers`.
     pub(super) fn next(&mut self) -> Result<Option<Found<'a>>, Problem> {
         if self.glued.is_empty() {
             loop {

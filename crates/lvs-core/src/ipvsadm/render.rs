@@ -678,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn listing_shortens_large_numbers() {
+    fn listing_shortens_large_numbers_unless_exact() {
         assert_eq!(number(99_999_999, false), " 99999999");
         assert_eq!(number(100_000_000, false), "  100000K");
         assert_eq!(number(999_999_999, false), "  999999K");

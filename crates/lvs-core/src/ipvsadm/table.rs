@@ -11,37 +11,37 @@ use crate::tunnel::TunnelType;
 /// The commands of ipvsadm, in the order of their numbers in ipvsadm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CommandName {
-    /// `-A`
+    /// `-A`: add a service.
     AddService,
-    /// `-E`
+    /// `-E`: replace the settings of a service.
     EditService,
-    /// `-D`
+    /// `-D`: delete a service.
     DeleteService,
-    /// `-C`
+    /// `-C`: delete all services.
     Clear,
-    /// `-L`, `-l`
+    /// `-L`, `-l`: list the services, or what an option selects.
     List,
-    /// `-a`
+    /// `-a`: add a server to a service.
     AddServer,
-    /// `-d`
+    /// `-d`: delete a server from a service.
     DeleteServer,
-    /// `-e`
+    /// `-e`: replace the settings of a server.
     EditServer,
-    /// `--set`
+    /// `--set`: set the timeouts of connections.
     Set,
-    /// `--start-daemon`
+    /// `--start-daemon`: start a daemon of connection synchronisation.
     StartDaemon,
-    /// `--stop-daemon`
+    /// `--stop-daemon`: stop a daemon of connection synchronisation.
     StopDaemon,
-    /// `-R`
+    /// `-R`: execute the commands in standard input.
     Restore,
-    /// `-S`
+    /// `-S`: print the commands that create the present services and servers again.
     Save,
-    /// `-Z`
+    /// `-Z`: set the counters of a service, or of all services, to zero.
     Zero,
-    /// `-h`
+    /// `-h`: print the help.
     Help,
-    /// `-v`
+    /// `-v`: print the version.
     Version,
 }
 
@@ -147,13 +147,13 @@ impl CommandName {
 /// Whether a command requires, permits or refuses an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The option is required.
+    /// The command requires the option.
     Needed,
     /// At most one of the options with this rule is allowed.
     OneOf,
-    /// The option is allowed.
+    /// The command permits the option.
     Free,
-    /// The option is refused.
+    /// The command refuses the option.
     Illegal,
 }
 
@@ -325,16 +325,16 @@ pub enum Meaning {
     Set(Flag),
 }
 
-/// One option.
+/// The description of one option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionSpec {
-    /// Long name, without `--`.
+    /// Long name of the option, without `--`.
     pub long: &'static str,
     /// Short name of the option, if it has one.
     pub short: Option<u8>,
-    /// Argument of the option.
+    /// The argument that the option takes.
     pub argument: Argument,
-    /// Meaning of the option.
+    /// The meaning of the option for the parser.
     pub meaning: Meaning,
     /// Help text for operators.
     pub help: &'static str,

@@ -124,8 +124,8 @@ pub(super) fn host(word: &[u8], names: &dyn Resolve) -> Option<Ipv4Addr> {
     })
 }
 
-/// Parses `host[:port]`. `protocol` selects the service names for ports; without it only numbers
-/// are ports.
+/// Parses `host[:port]`; `None` if this is not possible, or if the word consists only of digits.
+/// `protocol` selects the service names for ports; without it only numbers are ports.
 pub(super) fn endpoint(
     word: &[u8],
     protocol: Option<Protocol>,

@@ -301,16 +301,19 @@ mod tests {
             let heaviest = scheduler.table.iter().filter(|&&slot| slot == 0).count();
             assert!(
                 heaviest.abs_diff(slots as usize * 2 / 5) <= 2,
-                "{heaviest} of {slots}"
+                "the server with weight 2 of 5 has {heaviest} of {slots} slots"
             );
         }
         for index in [0, 7, 18, 255] {
-            assert!(MaglevHashing::with_table_index(index).is_none(), "{index}");
+            assert!(
+                MaglevHashing::with_table_index(index).is_none(),
+                "table index {index} was accepted"
+            );
         }
     }
 
     #[test]
-    fn mh_weight_0_moves_no_other_client() {
+    fn mh_weight_0_refuses_or_moves_only_clients_of_drained_server() {
         let mut pool = pool("mh", &[1, 1, 1]);
         let plain = ServiceFlags::default();
         assert_eq!(
@@ -354,7 +357,7 @@ mod tests {
         }
         assert!(
             pool.pick(&request).is_some(),
-            "no server, although there are fewer servers than slots again"
+            "no server is chosen, although there are fewer servers than slots again"
         );
     }
 }

@@ -61,11 +61,11 @@ pub enum Weights {
 /// Description of a built-in scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
-    /// The name in ipvsadm.
+    /// The name of the scheduler in ipvsadm.
     pub name: &'static str,
     /// A summary of the rule by which the scheduler chooses.
     pub summary: &'static str,
-    /// Meaning of weights.
+    /// The effect of servers' weights on the choice.
     pub weights: Weights,
     /// The scheduler's behaviour for a client whose server has a weight of 0.
     pub at_zero: AtZero,
@@ -273,7 +273,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn scheduler_flags_have_at_most_one_own_name() {
+    fn scheduler_flag_is_found_by_name_and_has_one_name_per_scheduler() {
         assert_eq!(
             flag("sh-port").map(|(bit, _)| bit),
             Some(ServiceFlags::SCHED2)
@@ -297,7 +297,7 @@ pub(crate) mod tests {
     /// A scheduler's choice depends on the seed if, and only if, `draws_lots` is set in its
     /// description.
     #[test]
-    fn random_schedulers_are_described_as_random() {
+    fn scheduler_is_described_as_random_if_and_only_if_choice_depends_on_seed() {
         for about in BUILT_IN {
             let choices = |seed: u64| {
                 let mut scheduler = (about.make)();
@@ -340,7 +340,10 @@ pub(crate) mod tests {
                 Weights::Capacity => assert!(open.len() < 10, "{name}"),
                 Weights::Ignored => assert!(unequal[0].abs_diff(unequal[1]) <= 240, "{name}"),
                 Weights::Share | Weights::Both => {
-                    assert!(unequal[0] > unequal[1], "{name}: {unequal:?}");
+                    assert!(
+                        unequal[0] > unequal[1],
+                        "{name} does not choose the server of weight 3 more often: {unequal:?}"
+                    );
                 }
             }
         }
@@ -380,7 +383,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn twos_draws_by_weight_and_prefers_less_loaded() {
+    fn twos_without_load_draws_servers_by_weight_and_none_of_weight_0() {
         let mut pool = pool("twos", &[1, 3, 0]);
         let request = clients(ServiceFlags::default())[0];
         let mut counts = [0u32; 3];

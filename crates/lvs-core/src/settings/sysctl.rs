@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sysctl_returns_written_value_and_refuses_invalid_one() {
+    fn sysctl_set_stores_valid_value_and_refuses_invalid_value_or_unknown_name() {
         let mut sysctls = Sysctls::default();
         for name in Sysctls::NAMES {
             if matches!(*name, "sync_threshold" | "sync_version" | "sync_ports") {

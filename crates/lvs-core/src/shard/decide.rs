@@ -213,7 +213,8 @@ impl Shard {
 
 /// Packets from clients to servers.
 impl Shard {
-    /// Decides on a packet from the client of connection `index`, and counts it.
+    /// Decides on a packet from the client of connection `index`. Counts the packet, updates the
+    /// connection's state, and restarts its timer.
     pub(crate) fn forward(
         &mut self,
         index: u32,
@@ -240,7 +241,8 @@ impl Shard {
         verdict
     }
 
-    /// The verdict about a packet from the client of connection `index`.
+    /// The verdict about a packet from the client of connection `index`. Sets the connection's
+    /// client port if it is not known yet.
     fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, age: Age, now: Instant) -> Verdict {
         let slot = self.table.get(index);
         let helped = slot.has(flag::HELPED);
@@ -341,8 +343,8 @@ impl Shard {
 
 /// Packets from servers to clients.
 impl Shard {
-    /// Decides on a packet from the server of connection `index`, and counts it
-    /// (`handle_response`).
+    /// Decides on a packet from the server of connection `index` (`handle_response`). If the packet
+    /// is forwarded, counts it, updates the connection's state, and restarts its timer.
     pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let nat = self.table.get(index).method().translates();
         if nat && matches!(meta.transport, Transport::Short { header: false, .. }) {

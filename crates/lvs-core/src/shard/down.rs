@@ -348,7 +348,7 @@ impl Shard {
         let tcp = self.table.get(index).protocol() == Protocol::TCP;
         Some(match self.on_down(index) {
             OnServerDown::Reset | OnServerDown::Reschedule if tcp => {
-                "answered with a reset, unless it is a SYN: the server of its connection went down"
+                "answered with a reset, unless the packet is a SYN: the server of its connection went down"
             }
             OnServerDown::Reset => {
                 "refused (port unreachable): the server of its connection went down"
@@ -356,7 +356,7 @@ impl Shard {
             OnServerDown::Reschedule => "scheduled again: the server of its connection went down",
             OnServerDown::Drop => "dropped: the server of its connection went down",
             OnServerDown::Kernel if self.settings.sysctls.expire_nodest_conn => {
-                "scheduled again if it may open a connection: the server of its connection was removed"
+                "scheduled again if the packet may open a connection: the server of its connection was removed"
             }
             OnServerDown::Kernel => "dropped: the server of its connection was removed",
         })
@@ -368,6 +368,10 @@ impl Shard {
     }
 
     /// Decides on a client's packet of a connection that was closed because its server was removed.
+    ///
+    /// # Errors
+    /// [`NeedsControl`] if the packet opens a new connection, or belongs to a connection of another
+    /// protocol than TCP that the service schedules again ([`OnServerDown::Reschedule`]).
     pub(crate) fn decide_gone(
         &mut self,
         index: u32,

@@ -9,8 +9,9 @@ use crate::conn::{Draft, Key, TEMPLATE_BIT, Template, flag};
 use crate::{Forwarding, Instant, Tuple};
 
 impl Shard {
-    /// Inserts a new connection into the table, and counts it in its template if it has one; `None`
-    /// if the table is full.
+    /// Inserts a new connection into the table, and counts it in its template if it has one. If the
+    /// table is full and eviction is enabled, first evicts another connection. `None` if the table
+    /// has no free slot.
     pub(crate) fn open(
         &mut self,
         mut slot: Draft,
@@ -110,8 +111,9 @@ impl Shard {
         }
     }
 
-    /// Handles the expired timer of entry `index`, which is no longer in the wheel
-    /// (`ip_vs_conn_expire`).
+    /// Removes entry `index`, whose timer has expired and which is no longer in the wheel
+    /// (`ip_vs_conn_expire`). An entry that controls others stays for another 60 s, and a
+    /// synchronisation message about it is queued if one is due.
     pub(crate) fn expire(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) > 0 {

@@ -12,13 +12,13 @@ use crate::{ConnId, Forwarding, Instant, Protocol};
 /// A connection in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Identity of the connection.
+    /// Identity of the connection in its shard.
     pub id: ConnId,
     /// TCP, UDP or SCTP; 0 for a template of a firewall mark.
     pub protocol: Protocol,
     /// Client; port 0 for a template.
     pub client: SocketAddr,
-    /// Virtual address and port.
+    /// Virtual address and port of the connection.
     pub virt: SocketAddr,
     /// Real server's address and port.
     pub server: SocketAddr,
@@ -26,7 +26,7 @@ pub struct Connection {
     pub state: &'static str,
     /// Time until the entry expires.
     pub expires: Duration,
-    /// Forwarding method.
+    /// Forwarding method of the connection.
     pub method: Forwarding,
     /// Whether the entry is a persistence template.
     pub template: bool,

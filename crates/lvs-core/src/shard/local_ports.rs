@@ -88,8 +88,8 @@ struct Free {
 }
 
 impl Free {
-    /// The port with this number among the `fresh` ones. The worker has `count` ports, of which
-    /// `base` is the first.
+    /// The port at position `number` of the `fresh` ones: position 0 is `from`, and after the last
+    /// port, the first one follows. The worker has `count` ports, of which `base` is the first.
     fn port(&self, number: u16, count: u16, base: u32, workers: u16) -> Option<u16> {
         let number = (u32::from(self.from) + u32::from(number)) % u32::from(count.max(1));
         u16::try_from(base + number * u32::from(workers)).ok()
@@ -127,7 +127,8 @@ pub(crate) struct LocalPorts {
     buckets: Vec<u32>,
     /// Local addresses in use with their numbers of connections, sorted by address.
     in_use: Vec<(IpAddr, u32)>,
-    /// Number of the local address that the next connection gets, modulo the size of the pool.
+    /// Number, modulo the size of the pool, of the local address that was tried first for the
+    /// latest connection. The next connection begins with the next address.
     turn: usize,
 }
 
@@ -551,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn local_port_is_unique_per_server_and_found_again() {
+    fn local_port_is_unique_per_server_and_finds_its_connection() {
         let mut bed = Bed::new(u16::MAX, 0, 1);
         let mut seen = HashSet::new();
         for server in ["10.1.0.1:80", "10.1.0.2:80"] {
@@ -561,7 +562,7 @@ mod tests {
                 let local = bed.ports.of(index).unwrap();
                 assert!(
                     local.port() >= 1024 && seen.insert((server, local)),
-                    "{local} twice"
+                    "{local} is below port 1024, or used twice for {server}"
                 );
                 let found = bed.ports.find(Protocol::TCP, server, local, &bed.table);
                 assert_eq!(found, Some(index));
@@ -580,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn local_port_is_not_reused_soon_after_its_last_packet() {
+    fn local_port_is_reused_for_same_server_60_seconds_after_last_packet() {
         let mut bed = Bed::new(1024, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;
@@ -603,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn local_ports_of_predecessor_stay_with_its_connections() {
+    fn adopted_connection_keeps_local_port_of_predecessor_if_valid_and_unused() {
         let mut bed = Bed::new(1027, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;
@@ -689,7 +690,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn local_ports_are_never_shared(
+        fn local_port_is_never_shared_by_connections_to_one_server(
             steps in proptest::collection::vec((0u8..4, 0u8..3, proptest::prelude::any::<bool>(), 0u64..40), 1..300)
         ) {
             let mut bed = Bed::small(1031);

@@ -299,7 +299,7 @@ impl Shard {
         self.len() == 0
     }
 
-    /// Maximum number of connections.
+    /// Maximum number of connections in the shard.
     pub fn capacity(&self) -> usize {
         self.table.capacity()
     }

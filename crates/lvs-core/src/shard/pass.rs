@@ -16,9 +16,9 @@ use crate::{ConnId, Forward, Forwarding, Instant, Reply, ServerId, Verdict};
 #[must_use = "the packet is lost unless the caller sends it"]
 #[non_exhaustive]
 pub struct Passed {
-    /// The connection.
+    /// The connection to which the packet belongs.
     pub conn: ConnId,
-    /// The real server.
+    /// The real server of the connection.
     pub server: ServerId,
     /// Whether the packet is from the server to the client; otherwise it is from the client to the
     /// server.

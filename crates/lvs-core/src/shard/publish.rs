@@ -202,15 +202,15 @@ fn offload_state(entry: Entry<'_>, packets: u32, epoch: u16) -> OffloadState {
 /// An offload plan: the data of a connection, for which the caller finds the next hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// TCP or UDP.
+    /// The protocol of the connection: TCP or UDP.
     pub protocol: Protocol,
     /// Address and port of the client.
     pub client: SocketAddr,
-    /// Virtual address and port.
+    /// Virtual address and port of the connection.
     pub virt: SocketAddr,
     /// Address and port of the real server.
     pub server: SocketAddr,
-    /// Forwarding method.
+    /// Forwarding method of the connection.
     pub method: Forwarding,
     /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
@@ -227,11 +227,11 @@ pub struct Offer {
 pub struct LocalEnd {
     /// The number of the connection's slot in the table.
     pub slot: u32,
-    /// TCP or UDP.
+    /// The protocol of the connection: TCP or UDP.
     pub protocol: Protocol,
     /// Address and port of the real server.
     pub server: SocketAddr,
-    /// Local address and port.
+    /// The local address and port from which the server receives the client's packets.
     pub local: SocketAddr,
 }
 
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_that_is_not_offloadable_is_not_rechecked_with_every_packet() {
+    fn offload_is_due_every_16_packets_and_never_for_local_or_closing_connection() {
         let often = [16, 32, 48, 64];
         let (nat, route) = (Forwarding::Nat, Forwarding::Route);
         assert_eq!(due(Protocol::UDP, nat, 0), often);
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn offload_is_due_at_once_in_a_new_epoch() {
+    fn offload_is_due_at_once_in_new_epoch_and_after_16_packets_if_evicted() {
         let mut director = director(Protocol::UDP, Forwarding::Route);
         let meta = packet(Protocol::UDP, 0);
         let mut conn = send(&mut director, &meta);
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn persistent_udp_connection_is_offloadable_once_its_template_is_assured() {
+    fn persistent_udp_connection_is_offloadable_after_reply_or_if_replies_bypass_director() {
         let persistent = |method| director_with(Protocol::UDP, method, ServiceFlags::PERSISTENT);
         let meta = packet(Protocol::UDP, 0);
         let mut nat = persistent(Forwarding::Nat);
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_to_measured_server_is_offloadable_after_its_handshake() {
+    fn connection_of_ewma_service_is_offloadable_after_measured_handshake() {
         let mut director = director(Protocol::TCP, Forwarding::Nat);
         let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
         let config = ServiceConfig::new(Family::V4, "ewma");
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_state_or_method_is_reported_as_reason_against_offload() {
+    fn offload_refusal_names_state_or_method_and_offload_state_follows_packets_and_epoch() {
         let why = |director: &Director, conn| director.shard.offer(conn).err();
         let mut nat = director(Protocol::TCP, Forwarding::Nat);
         let conn = send(&mut nat, &packet(Protocol::TCP, TcpFlags::SYN));

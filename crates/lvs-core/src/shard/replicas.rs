@@ -476,7 +476,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn half_open_connections_are_not_replicated() {
+    fn connection_is_replicated_only_when_established_closed_and_removed() {
         let (mut one, mut two) = sides();
         for port in 1..=100 {
             let _ = one.packet(port, 0x02, at(1));
@@ -526,7 +526,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn connection_is_replicated_by_receiver_of_its_packets() {
+    fn connection_is_owned_by_director_that_received_its_last_packet() {
         let (mut one, mut two) = sides();
         one.open(7, at(1));
         let server = |side: &Side| {
@@ -574,7 +574,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn director_with_more_recent_packet_owns_connection() {
+    fn full_sync_assigns_connection_to_director_with_more_recent_packet() {
         let (mut one, mut two) = sides();
         // One director wins ties. The other one becomes the owner of the first one's connections
         // while no peer is subscribed, and the first one receives this with the full sync.
@@ -596,7 +596,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn restarted_peer_receives_full_sync() {
+    fn restarted_peer_receives_all_connections_with_remaining_timeouts() {
         let (mut one, mut two) = sides();
         for port in 1..=200 {
             one.open(port, at(1));

@@ -245,7 +245,11 @@ mod tests {
         for _ in 1..16 {
             conn = send(&mut director, Protocol::UDP, 0);
         }
-        assert_eq!(entries(&mut director), 1, "no message at the third packet");
+        assert_eq!(
+            entries(&mut director),
+            1,
+            "no message was sent at the third packet"
+        );
         assert!(director.shard.offer(conn).is_ok());
         assert!(director.shard.publish(conn, 1, None));
         pass(&director, conn, 36);
@@ -253,26 +257,34 @@ mod tests {
         assert_eq!(entries(&mut director), 0, "a message was sent at packet 52");
         pass(&director, conn, 1);
         walk(&mut director);
-        assert_eq!(entries(&mut director), 1, "no message at the 53rd packet");
+        assert_eq!(
+            entries(&mut director),
+            1,
+            "no message was sent at the 53rd packet"
+        );
         walk(&mut director);
         assert_eq!(
             entries(&mut director),
             0,
-            "a message although no packet has arrived"
+            "a message was sent, although no packet has arrived"
         );
         pass(&director, conn, 200);
         walk(&mut director);
         assert_eq!(
             entries(&mut director),
             1,
-            "not one message for packets 103 to 253"
+            "not exactly one message was sent for packets 103 to 253"
         );
         // The connection returns to userspace. Its next packet is counted together with the earlier
         // ones.
         pass(&director, conn, 60);
         director.shard.withdraw(conn);
         send(&mut director, Protocol::UDP, 0);
-        assert_eq!(entries(&mut director), 1, "no message at packet 303");
+        assert_eq!(
+            entries(&mut director),
+            1,
+            "no message was sent at packet 303"
+        );
         walk(&mut director);
         assert_eq!(entries(&mut director), 0);
     }

@@ -49,7 +49,7 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn tcp_options_are_parsed_up_to_the_first_damaged_one() {
+    fn tcp_options_are_parsed_up_to_end_or_first_damaged_option() {
         let read = |bytes| options(bytes).collect::<Vec<_>>();
         assert_eq!(
             read(&[2, 4, 5, 180, 1, 3, 3, 7]),

@@ -46,9 +46,9 @@ const OUT_FIRST: usize = 4 << 10;
 /// Kind of an update about a connection or a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The connection exists.
+    /// The connection or template exists at the sender.
     Lives,
-    /// The connection was removed.
+    /// The sender has removed the connection.
     Ended,
     /// The connection exists, and the sender has just received a packet of it.
     Comes,
@@ -201,7 +201,7 @@ impl Digest {
         range.count = range.count.wrapping_sub(1);
     }
 
-    /// Number of connections.
+    /// Number of connections in all ranges of the digest.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|range| u64::from(range.count)).sum()
     }
@@ -277,7 +277,7 @@ const fn range_of(hash: u64) -> usize {
 /// The selection of connections that a full sync or a repair sends.
 #[derive(Clone, Debug)]
 pub enum Pass {
-    /// All connections.
+    /// All connections that the director owns.
     All,
     /// Connections that received a packet at or after this time.
     Since(crate::Instant),
@@ -285,7 +285,7 @@ pub enum Pass {
     Ranges(Ranges),
 }
 
-/// A set of ranges.
+/// A set of ranges of the digest.
 #[derive(Clone)]
 pub struct Ranges(Box<[bool; RANGES]>);
 
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_reveals_missing_connections_and_their_range() {
+    fn connection_digest_reveals_number_and_range_of_missing_connections() {
         let (mut sender, mut receiver) = (Replicas::new([1, 2]), Replicas::new([3, 4]));
         receiver.listen_to(5, [1, 2]);
         for port in 0..10_000 {
@@ -532,7 +532,7 @@ mod tests {
 
     /// A director's digest does not depend on the distribution of its connections over shards.
     #[test]
-    fn digests_of_shards_make_digest_of_director() {
+    fn merged_digests_of_shards_equal_digest_of_director() {
         let mut whole = Replicas::new([1, 2]);
         let mut shards = [(); 3].map(|()| Replicas::new([1, 2]));
         let mut others = [(); 2].map(|()| Replicas::new([3, 4]));
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn outgoing_replication_updates_are_bounded() {
+    fn outgoing_replication_updates_are_bounded_and_loss_is_reported() {
         let mut replicas = Replicas::new([0, 0]);
         assert!(replicas.take_buffer().is_none());
         replicas.has_receiver = true;

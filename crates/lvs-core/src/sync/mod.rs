@@ -110,9 +110,9 @@ pub fn ports(sysctl: u32) -> u16 {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 pub enum SyncRole {
-    /// Sends connections.
+    /// The daemon sends messages about connections.
     Master,
-    /// Receives connections.
+    /// The daemon receives messages about connections.
     Backup,
 }
 
@@ -121,7 +121,7 @@ pub enum SyncRole {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(deny_unknown_fields))]
 pub struct SyncDaemon {
-    /// Master or backup.
+    /// The role of the daemon: master or backup.
     pub role: SyncRole,
     /// Interface of the multicast group.
     pub interface: String,

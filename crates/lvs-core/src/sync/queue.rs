@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latest_due_packet_agrees_with_the_rule_for_single_packets() {
+    fn latest_due_sync_packet_agrees_with_rule_of_kernel() {
         let with = |threshold, period, refresh| Sysctls {
             sync_threshold: (threshold, period),
             sync_refresh_period: refresh,

@@ -27,7 +27,7 @@ pub const SERVICES_MAX: usize = 1 << 16;
 pub const SERVICE_LEN: usize = KEY_LEN + 16;
 const KEY_LEN: usize = 20;
 
-/// Keys of the digests.
+/// Keys of the hash function of the digests, the same at all directors.
 const KEYS: [u64; 2] = [0x6c76_7320_7461_626c, 0x6573_206f_6620_616c];
 
 fn key_bytes(key: &ServiceKey) -> [u8; KEY_LEN] {
@@ -108,7 +108,7 @@ pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
 /// A service whose digests differ between two directors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Differs {
-    /// The service.
+    /// The service whose digests differ.
     pub service: ServiceKey,
     /// Whether this director has the service.
     pub here: bool,
@@ -130,7 +130,7 @@ impl ServiceDigests {
         (Self(all), beyond)
     }
 
-    /// Number of services.
+    /// Number of services with a digest.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn service_key_round_trips_and_other_bytes_are_refused() {
+    fn service_key_round_trips_and_invalid_bytes_are_refused() {
         let keys = [
             ServiceKey::tcp("198.51.100.1:80".parse().unwrap()),
             ServiceKey::udp("[2001:db8::1]:53".parse().unwrap()),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_beyond_the_maximum_are_refused() {
+    fn service_digests_beyond_maximum_are_omitted_and_refused_by_parser() {
         let all = |count: u32| {
             (0..count).map(|mark| {
                 let family = Family::V4;
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_match_if_one_director_is_a_server() {
+    fn service_digests_match_if_one_director_is_also_a_server() {
         let here = ServiceDigest { choice: 5, ways: 6 };
         let local = ServiceDigest { ways: 0, ..here };
         assert!(here.is_like(&local) && local.is_like(&here));
@@ -347,7 +347,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn digests_of_any_bytes_do_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+        fn service_digest_parser_does_not_panic_on_any_bytes(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
             if let Ok(digests) = ServiceDigests::parse(&bytes) {
                 let mut again = Vec::new();
                 digests.write(&mut again);

@@ -164,7 +164,7 @@ pub(crate) fn finish(version: u32, count: u32, message: &mut [u8]) {
 /// The valid entries of a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entries {
-    /// Connections and templates.
+    /// The connections and templates in the message.
     pub entries: Vec<Entry>,
     /// Whether the rest of the message, or a connection in it, could not be parsed.
     pub damaged: bool,

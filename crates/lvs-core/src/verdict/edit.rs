@@ -10,7 +10,7 @@ use super::Shift;
 pub struct Edit {
     /// The change of the sequence numbers.
     pub shift: Shift,
-    /// Text to be replaced.
+    /// The replacement of a part of the segment's text; `None` if the text stays unchanged.
     pub replacement: Option<Replacement>,
 }
 
@@ -43,7 +43,7 @@ impl Replacement {
         self.start.into()..self.end.into()
     }
 
-    /// The new text.
+    /// The text that replaces the part.
     pub fn text(&self) -> &[u8] {
         &self.text[..usize::from(self.len)]
     }

@@ -85,7 +85,7 @@ pub struct Forward {
 /// Transmission of a packet from a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The connection.
+    /// The connection to which the packet belongs.
     pub conn: ConnId,
     /// The real server; `None` if the connection has no server.
     pub server: Option<ServerId>,
@@ -180,7 +180,8 @@ reasons! {
         /// server.
         Unbound => "unbound",
         /// Full NAT has no free local port towards the server. Each additional local address has
-        /// 64,512 ports. A connection that arrived by synchronisation has none, either.
+        /// 64,512 ports. A connection that was received by synchronisation has no local port,
+        /// either.
         NoLocalPort => "no_local_port",
         /// A rule that sets firewall marks drops the packet.
         MarkRule => "mark_rule",

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn shifted_sequence_numbers_wrap() {
+    fn shifted_sequence_numbers_wrap_at_32_bits() {
         let mut shift = Shift::default();
         shift.replaced(u32::MAX - 5, -3);
         assert_eq!(shift.sequence(u32::MAX - 5), u32::MAX - 5);

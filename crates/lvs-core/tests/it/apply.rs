@@ -235,7 +235,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn change_list_in_pieces_has_same_result(
+    fn change_list_applied_in_pieces_has_result_of_whole_list(
         before in prop::collection::vec(call(), 0..12),
         list in prop::collection::vec(call(), 2..12),
         piece in 1_usize..4,
@@ -264,7 +264,7 @@ proptest! {
 }
 
 #[test]
-fn flush_removes_services_one_by_one() {
+fn flush_in_pieces_of_one_change_removes_one_service_per_call() {
     let mut control = control();
     let now = Instant::ZERO;
     let add = |n| {
@@ -475,7 +475,7 @@ fn change_lists_are_bounded_and_contain_changes_only() {
 }
 
 #[test]
-fn read_access_covers_local_addresses_and_excludes_capture() {
+fn local_get_needs_read_access_and_capture_and_apply_need_write_access() {
     assert_eq!(Call::LocalGet {}.access(), Access::Read);
     assert_eq!(Call::Capture(Default::default()).access(), Access::Write);
     assert_eq!(Call::Apply { changes: vec![] }.access(), Access::Write);

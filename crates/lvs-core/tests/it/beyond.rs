@@ -138,7 +138,7 @@ fn drain(director: &mut Director, now: Instant) -> Vec<Reset> {
 }
 
 #[test]
-fn server_down_resets_both_ends_with_expected_numbers() {
+fn removed_server_resets_client_and_server_with_expected_sequence_numbers() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         let (mut director, now) = resetting(method, 1);
         establish(&mut director, addr(CLIENT), method == Forwarding::Nat, now);
@@ -146,7 +146,7 @@ fn server_down_resets_both_ends_with_expected_numbers() {
         remove(&mut director, 1, now);
         let resets = drain(&mut director, now);
         let [client, server] = resets[..] else {
-            panic!("{method:?}: {resets:?}");
+            panic!("{method:?}: not exactly two resets were sent: {resets:?}");
         };
         // The server's numbers have wrapped around: 0xffffff00 + 1 + 1000.
         assert_eq!(client.tuple.src, addr(VIP));
@@ -166,7 +166,7 @@ fn server_down_resets_both_ends_with_expected_numbers() {
 }
 
 #[test]
-fn client_of_offloaded_connection_is_probed_for_numbers_of_both_resets() {
+fn offloaded_connection_of_removed_server_is_reset_with_numbers_of_probed_client() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         let (mut director, now) = resetting(method, 1);
         let (client, vip) = (addr(CLIENT), addr(VIP));
@@ -208,7 +208,7 @@ fn client_of_offloaded_connection_is_probed_for_numbers_of_both_resets() {
 }
 
 #[test]
-fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() {
+fn evicted_connection_of_removed_server_is_reset_with_sequence_numbers_of_its_packets() {
     let (mut director, now) = resetting(Forwarding::Route, 1);
     let (client, vip) = (addr(CLIENT), addr(VIP));
     establish(&mut director, client, false, now);
@@ -226,7 +226,7 @@ fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() 
 }
 
 #[test]
-fn retransmission_does_not_move_tracked_numbers_back() {
+fn retransmission_does_not_move_tracked_sequence_numbers_back() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     let (client, vip) = (addr(CLIENT), addr(VIP));
     establish(&mut director, client, true, now);
@@ -237,7 +237,7 @@ fn retransmission_does_not_move_tracked_numbers_back() {
 }
 
 #[test]
-fn client_that_waits_for_syn_ack_is_refused_when_its_server_goes_down() {
+fn client_that_waits_for_syn_ack_is_reset_when_its_server_is_removed() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     let _ = send(
         &mut director,
@@ -297,7 +297,7 @@ fn connection_of_removed_server_without_sequence_numbers_is_reset_at_next_packet
 }
 
 #[test]
-fn connection_of_down_server_ends_at_its_next_packet() {
+fn packet_before_resets_of_removed_server_is_reset_and_resets_are_sent_once() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
@@ -311,7 +311,7 @@ fn connection_of_down_server_ends_at_its_next_packet() {
 }
 
 #[test]
-fn resets_are_sent_in_bounded_portions() {
+fn resets_of_removed_servers_are_sent_in_bounded_portions() {
     let (mut director, now) = resetting(Forwarding::Route, 2);
     for port in 1..=20_000 {
         let client = SocketAddr::from(([192, 0, 2, 1], port));
@@ -347,7 +347,7 @@ fn resets_are_sent_in_bounded_portions() {
 }
 
 #[test]
-fn connection_of_removed_server_is_reset_after_server_is_added_again() {
+fn reset_connection_of_removed_server_stays_reset_after_server_is_added_again() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -359,7 +359,7 @@ fn connection_of_removed_server_is_reset_after_server_is_added_again() {
 }
 
 #[test]
-fn weight_0_drains_without_resets() {
+fn server_with_weight_0_keeps_connections_without_resets() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -375,7 +375,7 @@ fn weight_0_drains_without_resets() {
 }
 
 #[test]
-fn server_down_policies_apply_to_datagrams() {
+fn udp_packets_to_removed_server_follow_each_server_down_policy() {
     let vip = addr(VIP);
     let datagram = packet(addr(CLIENT), vip, Transport::Udp(b""));
     let refused = Verdict::Unreachable(DropReason::ServerDown);
@@ -406,10 +406,16 @@ fn server_down_policies_apply_to_datagrams() {
                 assert_eq!(only(&director, now).expires.as_secs(), 300);
             }
             OnServerDown::Reset => {
-                assert!(decision == refused && moved(next), "{decision:?} {next:?}");
+                assert!(
+                    decision == refused && moved(next),
+                    "the first datagram was not refused, or the next one not scheduled again: {decision:?} {next:?}"
+                );
             }
             OnServerDown::Reschedule => {
-                assert!(moved(decision) && moved(next), "{decision:?} {next:?}");
+                assert!(
+                    moved(decision) && moved(next),
+                    "a datagram was not scheduled again: {decision:?} {next:?}"
+                );
             }
             OnServerDown::Drop => {
                 let dropped = Verdict::Drop(DropReason::ServerDown);
@@ -423,7 +429,7 @@ fn server_down_policies_apply_to_datagrams() {
 }
 
 #[test]
-fn reschedule_and_drop_policies_close_tcp_connection() {
+fn reschedule_policy_resets_and_drop_policy_drops_tcp_connection_of_removed_server() {
     let key = ServiceKey::tcp(addr(VIP));
     let now = Instant::from_secs(1);
     let ack = tcp(addr(CLIENT), addr(VIP), ACK);
@@ -456,7 +462,7 @@ fn server_down_setting_precedes_expire_nodest_conn() {
 }
 
 #[test]
-fn deletion_of_service_closes_its_connections_like_removal_of_servers() {
+fn deleted_service_with_reset_policy_resets_its_connections() {
     let key = ServiceKey::tcp(addr(VIP));
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
@@ -511,7 +517,7 @@ fn dropped_packet_of_connection_counts_for_its_service() {
 }
 
 #[test]
-fn explain_reports_outcome_of_connection_to_down_server() {
+fn explain_reports_reset_for_connection_of_removed_server() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
@@ -583,7 +589,7 @@ fn slow_start_raises_share_of_new_server_gradually() {
         let expected = 1000 * share / (200 + share);
         assert!(
             got[2].abs_diff(expected) <= 10,
-            "{seconds} s: {got:?}, not {expected}"
+            "the third server has another share than {expected} of 1000 after {seconds} s: {got:?}"
         );
         assert_eq!(listed(&director), (1, percent), "{seconds} s");
     }
@@ -634,7 +640,7 @@ fn slow_start_applies_to_undrained_server_and_survives_edit() {
 }
 
 #[test]
-fn slow_start_is_skipped_without_established_server() {
+fn slow_start_is_skipped_while_no_server_is_older_than_slow_start() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wlc", 30), Forwarding::Nat, 1);
     for n in [2, 3] {
@@ -650,7 +656,7 @@ fn slow_start_is_skipped_without_established_server() {
 }
 
 #[test]
-fn slow_start_applies_to_servers_added_after_it_and_ends_when_disabled() {
+fn slow_start_applies_to_servers_added_after_its_setting_and_ends_when_disabled() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wrr", 0), Forwarding::Nat, 2);
     director.advance(Instant::from_secs(1));
@@ -710,7 +716,7 @@ fn slow_start_refuses_no_connection_with_any_scheduler() {
 }
 
 #[test]
-fn ewma_measures_from_syn_to_syn_ack() {
+fn ewma_measures_syn_to_syn_ack_and_avoids_slow_or_silent_server() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("ewma", Extras::default()), Forwarding::Nat, 2);
     let vip = addr(VIP);
@@ -830,7 +836,7 @@ fn attempt_behind_nat_is_unanswered_after_two_repetitions_or_its_timeout() {
 }
 
 #[test]
-fn attempt_by_direct_routing_without_repetition_is_not_counted() {
+fn attempt_without_nat_is_unanswered_only_if_syn_is_repeated() {
     // A single SYN may belong to a flood, or to a client that sent nothing after an answer which
     // the director does not see.
     assert_eq!(syns_alone(Forwarding::Route, &[1]), (1, 0));
@@ -1093,7 +1099,7 @@ fn latency_of_servers_behind_nat_is_measured_with_wlc() {
 }
 
 #[test]
-fn modern_profile_has_timeouts_of_rfcs() {
+fn kernel_profile_has_timeouts_of_kernel_and_modern_profile_of_rfcs() {
     let key = ServiceKey::tcp(addr(VIP));
     for (profile, expected) in [
         (Profile::Kernel, ((900, 120, 300), [60, 900, 60])),
@@ -1251,7 +1257,7 @@ impl Scheduler for Ticking {
 }
 
 #[test]
-fn scheduler_set_by_edit_is_called_periodically() {
+fn scheduler_set_by_edit_has_wakeup_after_its_first_period() {
     let mut schedulers = Registry::new();
     schedulers.register("ticking", || Box::new(Ticking));
     let mut director = Director::new(Options {

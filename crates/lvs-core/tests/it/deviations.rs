@@ -70,7 +70,7 @@ fn connection_listing_is_ordered_by_slot() {
 }
 
 #[test]
-fn timers_fire_at_their_deadline() {
+fn connection_timer_fires_at_deadline_and_not_before() {
     let mut director = director();
     let _ = from_client(&mut director, 10, TcpFlags::SYN, Instant::ZERO);
     let deadline = Instant::from_secs(60);

@@ -73,7 +73,7 @@ fn every_sysctl_is_documented_with_its_default() {
 }
 
 #[test]
-fn every_tunnel_type_is_documented() {
+fn every_tunnel_type_and_checksum_is_documented() {
     let pages = [
         ("docs/tunnelling.md", "tun-type "),
         ("docs/configuration.md", "\""),
@@ -84,7 +84,7 @@ fn every_tunnel_type_is_documented() {
             let word = kind.name;
             assert!(
                 text(page).contains(&format!("{before}{word}")),
-                "{page} does not have `{before}{word}`"
+                "{page} does not contain `{before}{word}`"
             );
         }
     }
@@ -93,14 +93,14 @@ fn every_tunnel_type_is_documented() {
             ("docs/tunnelling.md", format!("--tun-{}", checksum.option())),
             ("docs/configuration.md", format!("\"{}\"", checksum.name())),
         ] {
-            assert!(text(page).contains(&word), "{page} does not have {word}");
+            assert!(text(page).contains(&word), "{page} does not contain {word}");
         }
     }
 }
 
 #[cfg(feature = "api")]
 #[test]
-fn every_call_is_documented() {
+fn every_control_call_is_documented() {
     let methods = section("docs/control-protocol.md", "## Methods");
     for (name, _) in lvs_core::api::Call::METHODS {
         assert!(
@@ -139,7 +139,7 @@ fn files_in_code_map_exist() {
         seen += 1;
         assert!(
             crates.join(word).exists(),
-            "ARCHITECTURE.md: {word} does not exist"
+            "ARCHITECTURE.md names {word}, which does not exist"
         );
     }
     assert!(seen > 20, "the code map has only {seen} paths");
@@ -184,7 +184,7 @@ fn files_that_architecture_names_exist() {
             let end = format!("/{path}");
             assert!(
                 sources.iter().any(|source| source.ends_with(&end)),
-                "{page}: there is no {path}"
+                "{page} names {path}, which does not exist"
             );
         }
     }
@@ -208,7 +208,7 @@ fn path_of_packet_has_fifteen_files_with_existing_functions() {
         let begins = |rest: &str| rest.starts_with('(') || rest.starts_with('<');
         assert!(
             source.split(&function).skip(1).any(begins),
-            "ARCHITECTURE.md: {} has no {function}",
+            "ARCHITECTURE.md names a function that {} does not have: {function}",
             row[0]
         );
     }
@@ -312,7 +312,7 @@ fn every_deviation_has_its_test() {
         let title = entry.lines().next().unwrap_or_default();
         assert!(
             quoted.iter().any(|name| exists(name)),
-            "docs/decisions.md: no test of `{title}`"
+            "docs/decisions.md names no existing test of `{title}`"
         );
         // Names of tests are sentences; sysctls and keys have fewer words.
         let sentence = |name: &&&str| {
@@ -482,7 +482,7 @@ fn embedding_page_blocks_are_lines_of_the_example() {
     for block in blocks {
         assert!(
             example.contains(block),
-            "docs/embedding.md: not in examples/src/bin/embed.rs:\n{block}"
+            "docs/embedding.md has a block that is not in examples/src/bin/embed.rs:\n{block}"
         );
     }
 }
@@ -497,15 +497,15 @@ fn every_alert_has_severity_and_runbook() {
         let severity = ["critical", "warning", "info"]
             .iter()
             .any(|word| alert.contains(&format!("labels: {{severity: {word}}}\n")));
-        assert!(severity, "{name} has no severity");
+        assert!(severity, "the alert {name} has no severity");
         let runbook = alert.split("runbook: \"").nth(1);
         let runbook = runbook.and_then(|rest| rest.split('"').next());
         let (page, anchor) = runbook
             .and_then(|link| link.split_once('#'))
-            .unwrap_or_else(|| panic!("{name} has no runbook with a heading"));
+            .unwrap_or_else(|| panic!("the alert {name} has no runbook with a heading"));
         assert!(
             anchors(&text(page)).iter().any(|found| found == anchor),
-            "{name}: {page} has no heading #{anchor}"
+            "the runbook of the alert {name}, {page}, has no heading #{anchor}"
         );
     }
 }
@@ -537,12 +537,15 @@ fn relative_links_of_pages_resolve() {
                 "" => root.join(&page),
                 file => directory.join(file),
             };
-            assert!(target.exists(), "{page}: there is no {link}");
+            assert!(
+                target.exists(),
+                "{page} links to {link}, which does not exist"
+            );
             if !anchor.is_empty() && target.extension().is_some_and(|kind| kind == "md") {
                 let there = fs::read_to_string(&target).expect("the page is readable");
                 assert!(
                     anchors(&there).iter().any(|found| found == anchor),
-                    "{page}: there is no heading {link}"
+                    "{page} links to the heading {link}, which does not exist"
                 );
             }
         }

@@ -124,7 +124,10 @@ fn filter_calls_are_parsed_strictly_and_applied_completely_or_refused() {
     ] {
         let text = format!(r#"{{"method":"filter.set","params":{bad}}}"#);
         let error = call(&text).unwrap_err().to_string();
-        assert!(error.contains(why), "{bad}: {error}");
+        assert!(
+            error.contains(why),
+            "no {why:?} in the error of {bad}: {error}"
+        );
     }
     let delete = Call::ServiceDelete {
         service: key.into(),

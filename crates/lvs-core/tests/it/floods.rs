@@ -160,7 +160,7 @@ fn unused_connections_are_evicted_from_full_table() {
 }
 
 #[test]
-fn connection_with_recent_data_is_not_evicted() {
+fn full_table_evicts_connection_idle_for_60_seconds_and_none_with_recent_data() {
     let mut bed = Bed::tcp(256, WhenFull::Evict, Forwarding::Nat, Extras::default());
     for n in 0..256 {
         assert!(bed.connect(source(n)));
@@ -239,7 +239,7 @@ fn service_limits_refuse_excess_connections() {
 }
 
 #[test]
-fn full_nat_without_free_port_uses_another_server() {
+fn full_nat_without_free_port_tries_up_to_eight_other_servers_and_then_drops() {
     let extras = Extras::default();
     let config = ServiceConfig {
         extras,

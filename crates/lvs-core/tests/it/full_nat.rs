@@ -104,7 +104,7 @@ fn full_nat_translates_both_ends_in_both_directions() {
         let stray = director.handle_packet(&tcp(addr(src), dst, TcpFlags::ACK), at(1));
         assert!(
             matches!(stray, Verdict::Accept(_)),
-            "{src} to {dst}: {stray:?}"
+            "a packet from {src} to {dst} was not passed to the host: {stray:?}"
         );
     }
 

@@ -73,8 +73,12 @@ fn seen(control: &Control) -> String {
 fn refused(control: &mut Control, refusals: Vec<(Error, Call<'_>)>) {
     for (number, (error, call)) in refusals.into_iter().enumerate() {
         let before = seen(control);
-        assert_eq!(call(control), Err(error), "number {number}");
-        assert_eq!(seen(control), before, "number {number}: {error}");
+        assert_eq!(call(control), Err(error), "call number {number}");
+        assert_eq!(
+            seen(control),
+            before,
+            "call number {number} was refused, but changed the configuration: {error}"
+        );
     }
 }
 
@@ -97,7 +101,7 @@ fn edits_server(key: ServiceKey, server: &'static str, config: ServerConfig) -> 
 }
 
 #[test]
-fn invalid_service_changes_are_refused() {
+fn service_change_with_invalid_unknown_or_existing_value_is_refused() {
     let mut director = small(16);
     let other = ServiceKey::tcp(addr("198.51.100.2:80"));
     let six = ServiceKey::tcp(addr("[2001:db8::1]:80"));
@@ -173,7 +177,7 @@ fn invalid_service_changes_are_refused() {
 }
 
 #[test]
-fn invalid_server_changes_are_refused() {
+fn server_change_with_invalid_unknown_or_existing_value_is_refused() {
     let mut director = small(16);
     let none = ServiceKey::tcp(addr("198.51.100.2:80"));
     let other = "10.0.0.2:80";
@@ -242,7 +246,7 @@ fn invalid_server_changes_are_refused() {
 }
 
 #[test]
-fn invalid_settings_are_refused() {
+fn setting_with_unknown_name_or_invalid_value_is_refused() {
     let mut director = small(16);
     let timeouts = |tcp, fin, udp| -> Call<'static> {
         Box::new(move |control| control.set_timeouts(tcp, fin, udp))
@@ -275,7 +279,7 @@ fn invalid_settings_are_refused() {
 }
 
 #[test]
-fn invalid_synchronisation_is_refused() {
+fn sync_daemon_refuses_second_start_stop_if_not_running_and_mixed_families() {
     let mut director = small(16);
     let master = sync::Master::new(1, Some(0), false);
     let backup = sync::Backup::new(1, Some(u16::MAX), u32::MAX, true);
@@ -538,7 +542,7 @@ fn pool_and_registry_refuse_invalid_calls() {
 }
 
 #[test]
-fn invalid_mark_rules_are_refused() {
+fn mark_rule_or_prefix_with_invalid_value_is_refused() {
     assert!(lvs_core::Prefix::new(addr(VIP).ip(), 33).is_none());
     assert!(lvs_core::Prefix::new(addr("[::1]:1").ip(), 129).is_none());
     for rule in [

@@ -174,7 +174,7 @@ fn rush(
                         match decide(control, shard, &syn, now) {
                             Verdict::Forward(_) => opened += 1,
                             Verdict::Drop(reason) => refused.push(reason),
-                            other => panic!("worker {worker}: {other:?}"),
+                            other => panic!("worker {worker}: a SYN was neither forwarded nor dropped: {other:?}"),
                         }
                     }
                     assert_eq!(opened + refused.len(), usize::from(EACH));

@@ -236,7 +236,8 @@ mod tests {
             src: ([192, 0, 2, 1], 4000).into(),
             dst: ([198, 51, 100, 1], 80).into(),
         };
-        let filter = |text: &str| serde_json::from_str::<CaptureFilter>(text).expect("a filter");
+        let filter =
+            |text: &str| serde_json::from_str::<CaptureFilter>(text).expect("the filter is valid");
         for (text, taken) in [
             ("{}", true),
             (
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn capture_ends_with_its_reader_and_bounds_waiting_packets() {
+    fn capture_bounds_readers_and_waiting_packets_and_ends_without_reader() {
         let (out, packets) = sync_channel(QUEUE);
         let reader = Arc::<Reader>::default();
         let filter = CaptureFilter {

@@ -216,7 +216,7 @@ impl From<OutOfMemory> for StartError {
 #[derive(Debug, thiserror::Error)]
 #[error("{file}, line {line}: {message}")]
 pub struct RulesError {
-    /// The name of the file.
+    /// Name of the file of rules.
     pub file: String,
     /// The number of the line, from 1.
     pub line: usize,
@@ -264,7 +264,8 @@ mod tests {
         ] {
             assert!(check(wrong).is_err(), "{wrong}");
         }
-        let error = check("eth0.100=10.0.0.1/24").expect_err("it is an address");
+        let error = check("eth0.100=10.0.0.1/24")
+            .expect_err("an interface name with an address was accepted");
         assert!(error.to_string().contains("ip link add"), "{error}");
     }
 }

@@ -125,7 +125,8 @@ impl Decider {
             .take_over(&mut self.shard, entries, now)
     }
 
-    /// Applies replicated connections of a peer.
+    /// Applies a peer's updates of connections and templates. Returns the number of updates with
+    /// each result.
     pub(super) fn apply_items(
         &mut self,
         peer: usize,
@@ -294,7 +295,8 @@ impl Decider {
 }
 
 impl Decider {
-    /// Queues a connection for offloading after enough packets.
+    /// Queues a connection for offloading if it is due, and if fewer than [`OFFLOADS_MAX`]
+    /// connections wait.
     fn note_if_offload_is_due(&mut self, conn: ConnId) {
         let (after, epoch) = (self.offload_after, self.epoch);
         if epoch != 0
@@ -487,7 +489,8 @@ mod tests {
             (vec![marks_elsewhere], false),
             (vec![marks_elsewhere, drops], true),
         ] {
-            let rules = lvs_core::mark::parse_rules(&rules.join("\n")).expect("valid");
+            let rules =
+                lvs_core::mark::parse_rules(&rules.join("\n")).expect("the rules are valid");
             assert_eq!(takes(&rules, &tuple), taken, "{rules:?}");
         }
     }

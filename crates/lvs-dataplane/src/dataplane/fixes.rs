@@ -405,7 +405,7 @@ mod tests {
     use lvs_api::guidance::for_lvsd;
 
     #[test]
-    fn fix_for_lvsd_contains_no_command_that_changes_services() {
+    fn fix_for_lvsd_changes_no_services_and_names_documented_keys() {
         let drops = DropReason::ALL
             .iter()
             .map(|&reason| (reason.name(), of_drop(reason)));
@@ -438,7 +438,10 @@ mod tests {
                 let reported = reported
                     .replace("lvsadm --set", "")
                     .replace("lvsadm -L", "");
-                assert!(!reported.contains(change), "{name}: {reported}");
+                assert!(
+                    !reported.contains(change),
+                    "the fix of {name} contains {change:?} for lvsd: {reported}"
+                );
             }
             // Keys are in backticks, alone or with a value; commands have several words.
             for key in reported.split('`').skip(1).step_by(2) {
@@ -446,7 +449,7 @@ mod tests {
                 let is_key = !key.contains(char::is_whitespace);
                 assert!(
                     !is_key || page.contains(&format!("`{key}`")),
-                    "{name}: {key}"
+                    "docs/configuration.md has no key {key}, which the fix of {name} names"
                 );
             }
         }
@@ -479,12 +482,15 @@ mod tests {
             .chain(KERNEL.map(|(action, [name, ..])| (action, name)));
         let mut seen = std::collections::HashSet::new();
         for (action, name) in all {
-            assert!(seen.insert((action, name)), "{action} {name}");
+            assert!(
+                seen.insert((action, name)),
+                "the reason {name} occurs twice in {action}"
+            );
         }
     }
 
     #[test]
-    fn every_reason_has_fix() {
+    fn every_drop_and_accept_reason_has_description_and_own_fix() {
         let drops = DropReason::ALL
             .iter()
             .map(|&reason| (reason.name(), reason.describe(), of_drop(reason)));
@@ -495,8 +501,11 @@ mod tests {
             .iter()
             .map(|&reason| (reason.name(), reason.describe(), of_frame(reason)));
         for (name, meaning, fix) in drops.chain(accepts).chain(frames) {
-            assert!(meaning.len() > 10, "{name}");
-            assert!(fix.len() > 20 && fix.ends_with('.'), "{name}");
+            assert!(meaning.len() > 10, "the help text of {name} is too short");
+            assert!(
+                fix.len() > 20 && fix.ends_with('.'),
+                "the fix of {name} is too short, or has no full stop"
+            );
         }
         // A new reason of lvs-core has this default until it gets its own fix.
         let malformed = [
@@ -507,14 +516,14 @@ mod tests {
         for &reason in DropReason::ALL {
             assert!(
                 of_drop(reason) != MALFORMED || malformed.contains(&reason),
-                "{reason}"
+                "{reason} has only the general fix"
             );
         }
         let ordinary = [AcceptReason::UnrelatedIcmp, AcceptReason::LocalReply];
         for &reason in AcceptReason::ALL {
             assert!(
                 of_accept(reason) != ORDINARY || ordinary.contains(&reason),
-                "{reason}"
+                "{reason} has only the general fix"
             );
         }
     }

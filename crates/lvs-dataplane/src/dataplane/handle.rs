@@ -71,12 +71,13 @@ impl Handle {
     /// Creates the handle of a dataplane without a keeper and without running workers.
     #[cfg(test)]
     pub(super) fn without_host(control: Control) -> Arc<Self> {
-        let threads = Threads::new(1).expect("descriptors");
+        let threads = Threads::new(1).expect("descriptors are available");
         let context = Context::without_kernel(control);
         Self::new(context, Arc::new(threads), Keeping::new(None))
     }
 
-    /// Requests all threads to stop.
+    /// Requests all threads to stop, and marks the lock of the control socket, so that a starting
+    /// dataplane waits for the end of this one.
     pub fn stop(&self) {
         if let Some(lock) = self.lock.get() {
             lock.mark();

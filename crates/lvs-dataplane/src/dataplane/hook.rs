@@ -11,14 +11,14 @@ pub enum HookAction {
     Continue,
     /// Pass the packet to the host's network stack.
     Host,
-    /// Drop the packet.
+    /// Drop the packet, without an answer to its sender.
     Drop,
 }
 
 /// A hook that receives each packet before the director decides. It runs on the packet path: it
 /// must be quick and must not block.
 pub trait PacketHook: Send {
-    /// Decides on a packet.
+    /// Decides on a packet before the director does.
     fn packet(&mut self, meta: &PacketMeta<'_>) -> HookAction;
 }
 

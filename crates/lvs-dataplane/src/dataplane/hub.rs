@@ -175,7 +175,8 @@ impl Outgoing {
     }
 
     /// Adds the connections of a packet worker to the present digest. The caller has already queued
-    /// all earlier items of the worker. After the last worker, the digest is queued.
+    /// all earlier items of the worker. After the last worker, the digest is queued, or omitted if
+    /// the queue has no room, and the items that have waited for it are queued.
     pub(super) fn add_to_digest(&self, worker: usize, digest: &Digest) {
         let mut queue = self.queue();
         let Some(gathering) = &mut queue.gathering else {
@@ -261,7 +262,8 @@ impl Outgoing {
         }
     }
 
-    /// Waits for more messages, in order to send them together.
+    /// Waits for `time`, so that messages that arrive in the meantime are sent together; returns at
+    /// once if the session has ended.
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
@@ -277,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_of_slow_receiver_requests_full_sync() {
+    fn queue_of_slow_receiver_is_bounded_and_requests_full_sync() {
         let (hub, slow) = (Hub::default(), Arc::new(Outgoing::default()));
         assert!(hub.add(slow.clone()));
         let items: Arc<[u8]> = vec![0; 1 << 20].into();
@@ -305,7 +307,7 @@ mod tests {
     fn digest_of(numbers: &[u8]) -> Digest {
         let mut bytes = vec![0; DIGEST_LEN];
         let sum = numbers.iter().fold(0, |sum, number| sum ^ number);
-        let count = u32::try_from(numbers.len()).expect("few");
+        let count = u32::try_from(numbers.len()).expect("the number is small");
         bytes[7] = sum;
         bytes[8..12].copy_from_slice(&count.to_be_bytes());
         Digest::parse(&bytes).expect("the items are in order")

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn inbox_bounds_parcels_of_each_worker() {
+    fn inbox_bounds_packets_and_bytes_of_each_worker() {
         let inbox = Inbox::new(3);
         let share = PARCELS_MAX / 2;
         let mut many = parcels(share + 5, 60);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn inbox_is_emptied_in_several_portions() {
+    fn inbox_is_emptied_in_portions_that_include_every_worker() {
         let inbox = Inbox::new(3);
         inbox.put(1, &mut parcels(300, 60));
         inbox.put(2, &mut parcels(5, 60));

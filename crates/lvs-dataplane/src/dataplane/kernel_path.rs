@@ -169,7 +169,7 @@ pub(super) fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartE
 }
 
 /// Removes the kernel fast path of a killed predecessor: its programs would forward the same
-/// packets as this dataplane.
+/// packets as this dataplane. Logs a removal, and the reason if it is not possible.
 fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fast_path_excluded_by_setting_names_the_setting() {
+    fn fix_names_setting_that_excludes_kernel_fast_path() {
         let settings = Settings::default();
         let reason = |hooked, backend| {
             let against = against(hooked, backend, &settings);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn xdp_option_requires_fast_path() {
+    fn xdp_option_is_refused_if_fast_path_is_off_and_changes_try_to_auto() {
         use UseKernel::{Auto, Off, On, Try};
         for (wanted, expected) in [(Try, Auto), (Auto, Auto), (On, On)] {
             assert!(with_xdp(wanted, true).is_ok_and(|wanted| wanted == expected));
@@ -246,13 +246,13 @@ mod tests {
             assert!(with_xdp(wanted, false).is_ok_and(|same| same == wanted));
         }
         let error = with_xdp(Off, true)
-            .expect_err("the options contradict each other")
+            .expect_err("--xdp was accepted with --fast-path off")
             .to_string();
         assert!(error.starts_with("--xdp"), "{error}");
     }
 
     #[test]
-    fn small_table_has_only_wide_slots_and_large_table_a_quarter() {
+    fn wide_slots_are_a_quarter_of_table_or_all_of_the_first_1_048_576() {
         let tables = [1, 1 << 20, 2_000_000, 10_000_000];
         assert_eq!(tables.map(wide), [1, 1 << 20, 1 << 20, 2_500_000]);
     }

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn worker_above_half_of_a_processor_is_demoted() {
+    fn real_time_worker_at_half_of_a_processor_is_demoted_until_below_a_quarter() {
         let (part, all) = (Duration::from_millis, Duration::from_millis(20));
         assert!(goes_on(true, part(9), all) && !goes_on(true, part(10), all));
         // A demoted worker regains real-time scheduling only far below the limit.
@@ -256,17 +256,17 @@ mod tests {
             assert_eq!(policy(), "1");
         })
         .join()
-        .expect("no panic");
+        .expect("the thread does not panic");
     }
 
     #[test]
-    fn real_time_scheduling_is_used_only_if_requested() {
+    fn worker_without_real_time_request_keeps_normal_scheduling() {
         std::thread::spawn(|| {
             let mut priority = Priority::new(false);
             priority.look(priority.since + 50 * PERIOD);
             assert_eq!(policy(), "0");
         })
         .join()
-        .expect("no panic");
+        .expect("the thread does not panic");
     }
 }

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_the_first_minutes_are_recent() {
+    fn packets_of_the_first_minutes_after_start_are_recent() {
         let at = Instant::from_secs;
         let mut recent = Recent::default();
         recent.sample(&[reason(3)], at(10));

@@ -60,7 +60,7 @@ impl Rig {
     ) -> Result<Self> {
         let shards = (0..).map_while(|number| pages::shard(&control, number).transpose());
         let shards: Vec<_> = shards.collect::<Result<_, _>>()?;
-        let count = NonZeroUsize::new(shards.len()).context("a director without shards")?;
+        let count = NonZeroUsize::new(shards.len()).context("the director has no shards")?;
         let context = Context::without_kernel(control);
         let threads = Arc::new(Threads::new(count.get())?);
         let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
@@ -120,7 +120,7 @@ impl RigWorker {
         self.worker.enlarge_pages();
     }
 
-    /// Processes the due timers.
+    /// Runs the due timers of the worker.
     pub fn timers(&mut self) {
         self.worker.timers();
     }

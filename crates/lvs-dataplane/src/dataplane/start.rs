@@ -228,7 +228,7 @@ struct ConnTables {
     kernel: KernelPath,
     state: Option<Arc<dyn WarmState>>,
     shards: Vec<Shard>,
-    /// Connections of a predecessor.
+    /// The connections of a predecessor, which the dataplane can take over.
     inheritance: Option<Inheritance>,
     /// The pages of tables in the program's own memory.
     pages: Vec<Option<TablePages>>,
@@ -504,7 +504,7 @@ fn open_warm_restart(
         Ok((Arc::new(warm_restart) as Arc<dyn WarmState>, shards))
     });
     made.inspect_err(|error| {
-        warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
+        warn!("a warm restart is not possible ({error}): if this dataplane is killed, its connections end");
     })
     .ok()
 }

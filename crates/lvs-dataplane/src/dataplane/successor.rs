@@ -106,7 +106,7 @@ struct Kept<C> {
     /// For each server of a service, the number of the record that stores its counters.
     #[serde(default)]
     records: Vec<(ServiceId, SocketAddr, u32)>,
-    /// Synchronisation daemons that ran.
+    /// The synchronisation daemons that were running.
     #[serde(default)]
     daemons: Vec<SyncDaemon>,
 }
@@ -220,7 +220,8 @@ fn known(call: Value) -> Option<Call> {
         .ok()
 }
 
-/// Restores the services, servers and settings of a predecessor. Returns the rest of its state.
+/// Restores the services, servers and settings of a predecessor. Logs the parts that cannot be
+/// restored. Returns the rest of its state.
 pub(super) fn restore(
     control: &mut Control,
     host: &dyn Host,
@@ -254,7 +255,7 @@ pub(super) fn restore(
     }
     info!(
         services = control.services().count(),
-        "continuing with the state of a killed dataplane"
+        "this dataplane continues with the state of a killed dataplane"
     );
     let records = kept.records.into_iter();
     let records = records.map(|(service, server, record)| Record {
@@ -360,7 +361,7 @@ pub(super) fn take_over(
     state.has_taken_over();
     info!(
         connections = shards.iter().map(Shard::len).sum::<usize>(),
-        "took over the state of a killed dataplane, in {:?}",
+        "this dataplane took over the state of a killed dataplane, in {:?}",
         started.elapsed()
     );
 }
@@ -378,7 +379,7 @@ mod tests {
 
     #[test]
     #[ignore = "long"]
-    fn successor_of_a_dataplane_with_100_000_servers_has_them_all() {
+    fn successor_restores_1_000_services_and_100_000_servers() {
         const SERVICES: u16 = 1000;
         const SERVERS: u16 = 100;
         let fast_path = match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
@@ -425,7 +426,7 @@ mod tests {
 
     /// A successor skips only the calls that its version does not have.
     #[test]
-    fn stored_calls_of_another_version_are_skipped() -> serde_json::Result<()> {
+    fn stored_calls_unknown_to_successor_are_skipped() -> serde_json::Result<()> {
         let text = r#"{"calls": [
             {"method": "timeouts.set", "params": {"tcp": 900, "tcp_fin": 120, "udp": 300}},
             {"method": "comes.later", "params": {}}

@@ -257,7 +257,7 @@ mod tests {
     use lvs_packet::net::PortId;
 
     #[test]
-    fn full_request_queue_drops_requests_and_counts_them() {
+    fn full_request_queue_counts_dropped_requests() {
         let (mut requests, queue) = Requests::new();
         let request = Request::Resolve(PortId(2), IpAddr::from([10, 0, 0, 1]));
         let requested = std::iter::repeat_n(request, REQUESTS_MAX + 3);

@@ -25,7 +25,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Whether a predecessor has left its state.
     fn is_found(&self) -> bool;
 
-    /// Stores services and settings.
+    /// Stores the encoded services and settings for a successor.
     fn save(&self, text: &[u8]) -> io::Result<()>;
 
     /// The services and settings that were stored; `None` if they are missing or incomplete.
@@ -177,7 +177,9 @@ impl WarmState for WarmRestart {
 
     fn has_taken_over(&self) {
         if let Err(error) = self.has_taken_over() {
-            warn!("no warm restart ({error}): if this dataplane is killed, its connections end");
+            warn!(
+                "a warm restart is not possible ({error}): if this dataplane is killed, its connections end"
+            );
         }
     }
 

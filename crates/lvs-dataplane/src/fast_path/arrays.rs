@@ -57,7 +57,7 @@ macro_rules! arrays {
             ) -> Result<Self, FastPathError> {
                 let $all = |entries: u32| entries_of_all(entries, workers);
                 let growing = |name, entry, entries| {
-                    Growing::new(name, entry, entries, maps).map_err(step("make memory"))
+                    Growing::new(name, entry, entries, maps).map_err(step("allocate memory"))
                 };
                 let saved = u32::try_from(text_words(SAVED_FIRST)).unwrap_or(u32::MAX);
                 Ok(Self {
@@ -111,7 +111,7 @@ fn array(
         Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
         Maps::Found(pins) => SharedArray::pinned(&pins.path(name), words * entries.max(1) as usize),
     };
-    array.map(Arc::new).map_err(step("make memory"))
+    array.map(Arc::new).map_err(step("allocate memory"))
 }
 
 #[cfg(test)]
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn worker_regions_above_the_maximum_of_entries_are_refused() {
         let of = |entries, workers| {
-            let workers = NonZeroUsize::new(workers).expect("at least one exists");
+            let workers = NonZeroUsize::new(workers).expect("at least one worker exists");
             entries_of_all(entries, workers).ok()
         };
         assert_eq!(of(154_203, 1), Some(154_203));

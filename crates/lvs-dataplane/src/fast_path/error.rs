@@ -15,7 +15,7 @@ pub enum FastPathError {
     /// A step failed, usually because the kernel lacks a feature.
     #[error("cannot {step} for the kernel fast path (it needs Linux 6.1 or newer): {source}")]
     Kernel {
-        /// The failed step.
+        /// The step that failed, as a verb with its object.
         step: &'static str,
         /// The error of the kernel.
         source: io::Error,
@@ -45,7 +45,7 @@ pub enum FastPathError {
         "cannot {step} for the kernel fast path, which allocates all of its memory at the start: {source}"
     )]
     NoMemory {
-        /// The failed step.
+        /// The step that failed, as a verb with its object.
         step: &'static str,
         /// The error of the kernel.
         source: io::Error,
@@ -55,7 +55,7 @@ pub enum FastPathError {
     Setting {
         /// The setting, or another dataplane, that excludes the kernel fast path.
         why: &'static str,
-        /// The fix.
+        /// The action that resolves the conflict.
         fix: &'static str,
     },
     /// The built-in BPF object is not valid.
@@ -113,14 +113,14 @@ mod tests {
 
     #[test]
     fn fast_path_fix_depends_on_error_of_the_kernel() {
-        let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).fix;
+        let advised = |errno: Errno| FastPathInfo::from(step("allocate memory")(errno.into())).fix;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));
         assert!(advised(Errno::INVAL).contains("Linux 6.1"));
     }
 
     #[test]
-    fn fix_of_a_setting_is_printed_once() {
+    fn fast_path_setting_error_contains_reason_and_fix_once() {
         let error = FastPathError::Setting {
             why: "this",
             fix: "do that",

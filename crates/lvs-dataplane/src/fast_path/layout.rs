@@ -183,7 +183,10 @@ mod tests {
             };
             let names = text.trim_matches(['(', ')']).split(" | ");
             let value = number(text).unwrap_or_else(|_| names.map(|name| all[name]).sum());
-            assert!(all.insert(name.to_owned(), value).is_none(), "{name} twice");
+            assert!(
+                all.insert(name.to_owned(), value).is_none(),
+                "{name} is defined twice"
+            );
         }
         all
     }

@@ -94,9 +94,9 @@ const HOPS_REST: Duration = Duration::from_millis(200);
 /// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WayOut {
-    /// Index of the interface.
+    /// Index of the interface on which packets are sent.
     pub ifindex: u32,
-    /// MTU of the route.
+    /// MTU of the route in bytes.
     pub mtu: u32,
     /// MAC address of the neighbour.
     pub to: Mac,
@@ -248,7 +248,7 @@ impl FastPath {
         ];
         let workers = self.steering.workers();
         let memory = lvs_sys::shared_table(self.layout, arrays, worker, workers);
-        let memory = memory.map_err(step("use the memory"))?;
+        let memory = memory.map_err(step("map the connection table"))?;
         Ok(memory.quarantined(QUARANTINE))
     }
 
@@ -520,18 +520,18 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Opens the fast path for a test. `None` if the kernel does not permit BPF. Root of the
-    /// initial user namespace has the permission: for root, the test fails instead.
-    pub(super) fn open() -> Option<Arc<FastPath>> {
+    /// Opens the fast path for a test. If the kernel does not permit BPF, ends the test as not run.
+    /// Root of the initial user namespace has the permission: for root, the test fails instead.
+    pub(super) fn open() -> Arc<FastPath> {
         open_for(1)
     }
 
     /// As [`open`], with a connection table for each of `workers`.
-    pub(super) fn open_for(workers: usize) -> Option<Arc<FastPath>> {
-        let workers = NonZeroUsize::new(workers).expect("at least one exists");
+    pub(super) fn open_for(workers: usize) -> Arc<FastPath> {
+        let workers = NonZeroUsize::new(workers).expect("at least one worker exists");
         let steering = Steering::new(workers, 7, false);
         match FastPath::open_with_regions(Layout::new(1000, 7), &steering) {
-            Ok(fast_path) => Some(Arc::new(fast_path)),
+            Ok(fast_path) => Arc::new(fast_path),
             Err(error @ FastPathError::Permission(_)) => {
                 assert!(!lvs_sys::is_root_of_all(), "{error}");
                 lvs_sys::testing::not_run(&format!("needs BPF: {error}"))
@@ -541,8 +541,8 @@ mod tests {
     }
 
     #[test]
-    fn exhausted_next_hops_are_reused_after_a_pause() {
-        let Some(fast_path) = open() else { return };
+    fn fast_path_next_hops_are_reused_after_exhaustion_and_a_pause() {
+        let fast_path = open();
         let way = |n: u32| WayOut {
             ifindex: 1,
             mtu: n,

@@ -83,7 +83,7 @@ impl FastPath {
             Ok(pins) => pins,
             Err(error) => {
                 info!(
-                    "no warm restart (no BPF file system: {error}): if this dataplane is killed, its connections end"
+                    "a warm restart is not possible (no BPF file system: {error}): if this dataplane is killed, its connections end"
                 );
                 return alone(error);
             }
@@ -98,7 +98,7 @@ impl FastPath {
             }
             Err(error) => {
                 warn!(
-                    "no warm restart ({error}): if this dataplane is killed, its connections end"
+                    "a warm restart is not possible ({error}): if this dataplane is killed, its connections end"
                 );
                 return alone(error);
             }
@@ -342,15 +342,15 @@ impl AllMaps {
                 ReferenceMap::new("lvs_next", Referents::Programs, next::PROGRAMS),
             ),
         };
-        let locals = Locals::new(layout, workers, maps).map_err(step("make memory"))?;
+        let locals = Locals::new(layout, workers, maps).map_err(step("allocate memory"))?;
         let scratch = xdp.then(Xdp::memory);
         Ok(Self {
             arrays,
             locals,
-            told: told.map_err(step("make memory"))?,
-            services: services.map_err(step("make memory"))?,
-            next: next.map_err(step("make memory"))?,
-            scratch: scratch.transpose().map_err(step("make memory"))?,
+            told: told.map_err(step("allocate memory"))?,
+            services: services.map_err(step("allocate memory"))?,
+            next: next.map_err(step("allocate memory"))?,
+            scratch: scratch.transpose().map_err(step("allocate memory"))?,
         })
     }
 
@@ -518,7 +518,7 @@ fn fits(
         || !(alone || divided.by_address() == steering.by_address())
     {
         return Err(
-            "it had another number of workers (--workers), or differed in the use of the FTP helper (--helper ftp)",
+            "the previous dataplane had another number of workers (--workers), or differed in the use of the FTP helper (--helper ftp)",
         );
     }
     let like = Layout {
@@ -527,7 +527,7 @@ fn fits(
         ..*layout
     };
     if *left != like {
-        return Err("it had another --max-connections");
+        return Err("the previous dataplane had another --max-connections");
     }
     if left.wide_buckets != layout.wide_buckets {
         info!(
@@ -549,21 +549,23 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let own = pins::about(processors());
     if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
         return Err(
-            "it belonged to a removed network namespace with the same number as this one"
+            "the previous dataplane belonged to a removed network namespace with the same number as this one"
                 .to_owned(),
         );
     }
     if about != own {
         return Err(
-            "its version stored them in another format, or the number of processors has changed"
+            "the version of the previous dataplane stored its state in another format, or the number of processors has changed"
                 .to_owned(),
         );
     }
     let (description, division) = description.split_at(Layout::HEADER_WORDS);
-    let description = description.try_into().map_err(|_| "a map is too short")?;
+    let description = description
+        .try_into()
+        .map_err(|_| "a BPF map is too short")?;
     let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
-    let division = division.try_into().map_err(|_| "a map is too short")?;
-    let divided = division_of_words(division).ok_or("the description of its maps is damaged")?;
+    let division = division.try_into().map_err(|_| "a BPF map is too short")?;
+    let divided = division_of_words(division).ok_or("the description of the maps is damaged")?;
     fits((layout, steering), (&left, &divided))?;
     // Without the services, the dataplane would reset all connections one by one.
     if pins
@@ -576,12 +578,14 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
         return Err(format!(
-            "{TRIES_MOST} dataplanes exited soon after they had taken over its state"
+            "{TRIES_MOST} dataplanes exited soon after they had taken over the state"
         ));
     }
     if pins::is_over(&conf) {
         let seconds = WITHOUT_DATAPLANE.as_secs();
-        return Err(format!("it was killed more than {seconds} s ago"));
+        return Err(format!(
+            "the previous dataplane was killed more than {seconds} s ago"
+        ));
     }
     Ok((left, divided))
 }
@@ -601,13 +605,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pins_of_another_namespace_or_without_services_are_ignored() {
+    fn pinned_maps_are_found_only_if_complete_and_of_equal_settings_and_namespace() {
         // Without permission for BPF, the test ends.
-        if open().is_none() {
-            return;
-        }
+        // Ends the test as not run without BPF.
+        let _ = open();
         let directory = format!("/sys/fs/bpf/lvs-test-{}", std::process::id());
-        let pins = Pins::at(directory.into()).expect("a directory");
+        let pins = Pins::at(directory.into()).expect("the directory can be created");
         let layout = Layout::new(1000, 7);
         let workers = NonZeroUsize::MIN.saturating_add(1);
         let steering = Steering::new(workers, 7, false);
@@ -621,7 +624,7 @@ mod tests {
         // The second text does not fit into the first map.
         for len in [100, 20 << 20, 7] {
             let text = vec![b'x'; len];
-            first.save(&text).expect("memory");
+            first.save(&text).expect("memory is available");
             let left = (layout, steering.clone());
             assert_eq!(found_by(layout, &other), Ok(left), "{len}");
             assert_eq!(pins.saved().expect("the state was saved"), Some(text));
@@ -631,26 +634,29 @@ mod tests {
             Steering::new(NonZeroUsize::MIN, 7, false),
             Steering::new(workers, 7, true),
         ] {
-            let why =
-                found_by(layout, &other).expect_err("the state has another number of workers");
+            let why = found_by(layout, &other)
+                .expect_err("a state with another division among workers was accepted");
             assert!(why.contains("number of workers"), "{why}");
         }
         let why = found_by(Layout::new(2000, 7), &steering)
-            .expect_err("the state has another size of the table");
+            .expect_err("a state with another size of the table was accepted");
         assert!(why.contains("--max-connections"), "{why}");
         let names = fs::read_dir(pins.path(""))
             .expect("the directory of pins is readable")
             .count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
-        let gone = found_by(layout, &steering).expect_err("the state belongs to another namespace");
+        let gone =
+            found_by(layout, &steering).expect_err("the state of another namespace was accepted");
         assert!(gone.contains("removed network namespace"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
         let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);
         let second = second.expect("the kernel permits the second fast path");
         assert_eq!(second.saved().map(|text| text.len()), Some(7));
         // The next successor finds an array that a successor has enlarged.
-        second.save(&vec![b'y'; 50 << 20]).expect("memory");
+        second
+            .save(&vec![b'y'; 50 << 20])
+            .expect("memory is available");
         assert_eq!(
             pins.saved()
                 .expect("the state was saved")

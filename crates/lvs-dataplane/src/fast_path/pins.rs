@@ -316,7 +316,7 @@ pub(super) fn attach(
     let link = program.attach(ifindex)?;
     if let Err(error) = link.pin(path) {
         warn!(
-            "no warm restart ({}: {error}): if this dataplane is killed, its connections end",
+            "a warm restart is not possible ({}: {error}): if this dataplane is killed, its connections end",
             path.display()
         );
     }
@@ -337,10 +337,10 @@ mod tests {
 
     #[test]
     fn pin_directory_is_claimed_by_one_dataplane_at_a_time() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = tempfile::tempdir().expect("the directory can be created");
         let pins = pins(root.path(), "1");
         let claim = pins.claim().expect("the directory is not locked");
-        let error = pins.claim().expect_err("the directory is locked");
+        let error = pins.claim().expect_err("a locked directory was claimed");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(claim);
         pins.claim().expect("the directory is not locked");
@@ -350,7 +350,7 @@ mod tests {
     /// claimed.
     #[test]
     fn sweep_of_pins_does_not_block_a_claim() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = tempfile::tempdir().expect("the directory can be created");
         let (one, other) = (pins(root.path(), "1"), pins(root.path(), "2"));
         let _claim = one.claim().expect("the directory is not locked");
         let done = AtomicBool::new(false);
@@ -370,13 +370,16 @@ mod tests {
     /// time.
     #[test]
     fn claim_of_pins_locks_existing_directory_during_concurrent_removal() {
-        let root = tempfile::tempdir().expect("a directory");
+        let root = tempfile::tempdir().expect("the directory can be created");
         let pins = pins(root.path(), "1");
         let claim = || {
             for _ in 0..500 {
                 let Ok(claim) = pins.claim() else { continue };
                 let there = fs::metadata(&pins.directory).expect("the directory of pins exists");
-                assert_eq!(there.ino(), claim.metadata().expect("open").ino());
+                assert_eq!(
+                    there.ino(),
+                    claim.metadata().expect("the claimed file is open").ino()
+                );
                 pins.remove();
             }
         };
@@ -387,10 +390,10 @@ mod tests {
     }
 
     #[test]
-    fn sweep_of_pins_creates_no_directory() {
-        let root = tempfile::tempdir().expect("a directory");
+    fn lock_of_missing_pin_directory_returns_none_and_creates_no_directory() {
+        let root = tempfile::tempdir().expect("the directory can be created");
         let pins = pins(root.path(), "1");
-        assert!(pins.lock().expect("no error occurs").is_none());
+        assert!(pins.lock().expect("the lock causes no error").is_none());
         assert!(!pins.directory.exists());
     }
 }

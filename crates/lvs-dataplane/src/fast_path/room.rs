@@ -129,35 +129,35 @@ mod tests {
     }
 
     #[test]
-    fn smallest_control_group_limit_bounds_memory() {
-        let root = tempfile::tempdir().expect("a directory");
+    fn free_memory_is_bounded_by_smallest_cgroup_v2_limit() {
+        let root = tempfile::tempdir().expect("the directory can be created");
         let inner = root.path().join("a/b");
-        fs::create_dir_all(&inner).expect("made");
+        fs::create_dir_all(&inner).expect("the directory can be created");
         let text = "1:name=x:/other\n0::/a/b\n";
         let free = || free_in_groups(root.path(), text);
         assert_eq!(free(), None);
-        fs::write(inner.join("memory.max"), "max\n").expect("written");
+        fs::write(inner.join("memory.max"), "max\n").expect("the file can be written");
         assert_eq!(free(), None);
         let outer = root.path().join("a");
-        fs::write(outer.join("memory.max"), "1000\n").expect("written");
-        fs::write(outer.join("memory.current"), "400\n").expect("written");
+        fs::write(outer.join("memory.max"), "1000\n").expect("the file can be written");
+        fs::write(outer.join("memory.current"), "400\n").expect("the file can be written");
         assert_eq!(free(), Some(600));
         // File cache counts as free.
         let stat = "anon 90\nfile 310\ninactive_file 200\nactive_file 100\nshmem 10\n";
-        fs::write(outer.join("memory.stat"), stat).expect("written");
+        fs::write(outer.join("memory.stat"), stat).expect("the file can be written");
         assert_eq!(free(), Some(900));
-        fs::write(inner.join("memory.max"), "100\n").expect("written");
+        fs::write(inner.join("memory.max"), "100\n").expect("the file can be written");
         assert_eq!(free(), Some(100));
     }
 
     #[test]
-    fn cgroup_v1_limits_are_counted() {
-        let root = tempfile::tempdir().expect("a directory");
+    fn free_memory_is_bounded_by_cgroup_v1_limit() {
+        let root = tempfile::tempdir().expect("the directory can be created");
         let all = root.path().join("memory");
         let group = all.join("a/b");
-        fs::create_dir_all(&group).expect("made");
+        fs::create_dir_all(&group).expect("the directory can be created");
         let write = |at: &Path, file: &str, text: &str| {
-            fs::write(at.join(file), text).expect("written");
+            fs::write(at.join(file), text).expect("the file can be written");
         };
         write(&all, "memory.limit_in_bytes", "9223372036854771712\n");
         write(&all, "memory.usage_in_bytes", "5000\n");
@@ -183,7 +183,7 @@ mod tests {
         assert!(room.takes(200 << 20).is_ok());
         let error = room
             .takes(250 << 20)
-            .expect_err("the table needs too much memory")
+            .expect_err("a table above a quarter of the free memory was accepted")
             .to_string();
         assert!(
             error.contains("266 MiB") && error.contains("1024"),

@@ -213,12 +213,12 @@ impl FastPath {
 
 fn explained(error: io::Error) -> io::Error {
     let why = match error.raw_os_error() {
-        Some(libc::EOPNOTSUPP) => "its driver has no native XDP",
+        Some(libc::EOPNOTSUPP) => "the driver of the interface has no native XDP",
         Some(libc::EBUSY | libc::EEXIST) => {
-            "it already has an XDP program (`ip link` shows it), or its driver has no resources for one"
+            "the interface already has an XDP program (`ip link` shows it), or its driver has no resources for one"
         }
         Some(libc::EINVAL | libc::ERANGE) => {
-            "its driver refuses an XDP program with the present settings of the interface (see `dmesg`: MTU, large receive offload, queues)"
+            "the driver of the interface refuses an XDP program with the present settings (see `dmesg`: MTU, large receive offload, queues)"
         }
         _ => return error,
     };

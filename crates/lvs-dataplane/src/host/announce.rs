@@ -76,7 +76,10 @@ impl Routes<'_> {
         match done {
             Ok(()) => {
                 if vip.route != standing {
-                    info!("{addr} is {}", standing.name());
+                    info!(
+                        "the announcement of {addr} has the new state {}",
+                        standing.name()
+                    );
                 }
                 (vip.route, vip.since) = (standing, self.now);
                 vip.trouble.clear();
@@ -87,7 +90,10 @@ impl Routes<'_> {
                 }
                 let text = error.to_string();
                 if vip.trouble != text {
-                    error!("{addr} is not {}: {text}", standing.name());
+                    error!(
+                        "the announcement of {addr} cannot change to the state {}: {text}",
+                        standing.name()
+                    );
                     vip.trouble = text;
                 }
             }
@@ -197,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn route_without_renewal_is_deprioritised_then_withdrawn() {
+    fn announced_route_without_renewal_is_deprioritised_then_withdrawn() {
         let announced = Announced {
             hold: Duration::from_secs(600),
             ..Announced::default()

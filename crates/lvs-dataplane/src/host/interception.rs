@@ -140,8 +140,8 @@ impl Interception {
         }
     }
 
-    /// Records that a rule, route or address may have been deleted, so that the next update
-    /// restores it.
+    /// With the TUN backend, records that a rule, route or address may have been deleted, so that
+    /// the next update restores it.
     pub(super) const fn distrust(&mut self) {
         if let Self::Routed { steering, .. } = self {
             steering.distrust();
@@ -185,7 +185,8 @@ impl Interception {
         }
     }
 
-    /// Hides frames of services on another interface from the host.
+    /// Hides frames of services on another interface from the host. Does nothing with the TUN
+    /// backend.
     pub(super) fn add_interface(&mut self, name: &str) -> Result<(), ShieldError> {
         match self {
             Self::Copies { shield, .. } => shield.add_interface(name),

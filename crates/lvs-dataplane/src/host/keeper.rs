@@ -281,7 +281,8 @@ impl Keeper {
         Some(steering.plan(self.tables.vips.iter().copied()))
     }
 
-    /// Divides packets among workers again, if the virtual addresses have changed.
+    /// Divides packets among workers again, if the virtual addresses or the local addresses of full
+    /// NAT have changed.
     fn divide(&mut self) {
         if !std::mem::take(&mut self.next.plan_differs) {
             return;
@@ -349,7 +350,8 @@ impl Keeper {
         self.set_own(&HashSet::new());
     }
 
-    /// Publishes a snapshot, if it differs from the last one.
+    /// Publishes a snapshot, if it differs from the last one. Then removes and adds the ports of
+    /// workers, reports silent next hops, and answers the callers that wait for the snapshot.
     pub(crate) fn publish(&mut self) {
         self.divide();
         let next = &mut self.next;
@@ -470,7 +472,7 @@ impl Keeper {
                 hidden.extend(new);
             }
             Err(error) => {
-                warn!("connections from this host to virtual addresses will fail: {error}");
+                warn!("some connections from this host to virtual addresses will fail: {error}");
             }
         }
         self.next.differs = true;
@@ -569,7 +571,9 @@ impl Keeper {
         }
     }
 
-    /// Runs the due timers of the control half. Returns the time of the next one.
+    /// Runs the due timers of the control half, after it has received the counts of the kernel fast
+    /// path and the amount of free memory. If the timers change the configuration, begins a new
+    /// epoch of the kernel fast path. Returns the time of the next timer.
     fn advance_control(&self, now: Instant) -> Option<Instant> {
         let memory = free_memory();
         if let Some(fast_path) = &self.setup.fast_path {
@@ -612,15 +616,15 @@ impl Keeper {
         control.set_networks(networks);
     }
 
-    /// Counts and logs that packets were dropped because the table of `capacity` connections was
-    /// full.
+    /// Counts packets that were dropped because the table of `capacity` connections was full, and
+    /// logs the count at most once in [`COMPLAINT_PERIOD`].
     pub(crate) fn table_was_full(&mut self, packets: u64, capacity: usize) {
         self.full.1 += packets;
         let (now, (again, refused)) = (self.dataplane.now(), self.full);
         if again <= now {
             warn!(
                 code = "table_full",
-                "the connection table is full: {refused} packets that would have opened a connection were dropped. It has room for {capacity} connections: raise --max-connections",
+                "the table of connections or persistence templates is full: {refused} packets that would have opened a connection were dropped. Each packet worker has room for {capacity} connections: raise --max-connections",
             );
             self.full = (now + COMPLAINT_PERIOD, 0);
         }
@@ -628,7 +632,9 @@ impl Keeper {
 
     /// Logs that all connections of servers that went down are removed.
     pub(crate) fn down_has_ended(&mut self, resets: usize) {
-        info!("closed the connections of servers that went down; {resets} TCP resets sent");
+        info!(
+            "the connections of servers that went down are closed; {resets} TCP resets were sent"
+        );
     }
 
     /// The addresses that are announced by routes, and access to these routes.

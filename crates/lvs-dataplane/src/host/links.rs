@@ -190,7 +190,10 @@ impl Keeper {
                 Ok((ports, group)) => {
                     self.waits.was_opened(&link.name);
                     known.info.gives_back = self.interception.gives_back(link.index);
-                    info!("using {} (af_packet, MTU {})", link.name, link.mtu);
+                    info!(
+                        "the dataplane uses {} (af_packet, MTU {})",
+                        link.name, link.mtu
+                    );
                     self.vips.interface_added(&known);
                     self.write_address(link.index, Mac(mac));
                     let port = self.tables.free_port();
@@ -217,7 +220,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Checks whether frames can still be reinjected on the interface of their arrival.
+    /// Checks whether frames can still be reinjected on the interface of their arrival, and updates
+    /// the ports for which this has changed.
     pub(super) fn check_way_back(&mut self) {
         let changed = |(port, known): (PortId, &KnownPort)| {
             let there = self.interception.gives_back(known.ifindex);
@@ -242,7 +246,8 @@ impl Keeper {
 
     /// Suspends the kernel fast path if its programs are no longer the first ones of their
     /// interfaces: frames that the packet sockets refuse would be lost. (The programs notice this
-    /// too, but only when they lose a frame.)
+    /// too, but only when they lose a frame; after [`MISSED_MAX`] such frames, the fast path is
+    /// suspended as well.) Ends the suspension when the reason has disappeared.
     pub(super) fn check_programs(&mut self) {
         let Some(fast_path) = self.setup.fast_path.clone() else {
             return;
@@ -319,7 +324,8 @@ impl Keeper {
         Ok(opened)
     }
 
-    /// Reads again which interfaces can send frames without socket buffers.
+    /// Reads again which interfaces can send frames without socket buffers, for the XDP program. If
+    /// the kernel does not report this, the program sends no frames, and the failure is logged.
     pub(super) fn follow_takers(&mut self) {
         let (Some(fast_path), Ok(xdp)) = (&self.setup.fast_path, &mut self.xdp) else {
             return;

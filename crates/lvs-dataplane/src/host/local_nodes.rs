@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn full_nat_range_excludes_ephemeral_ports_of_the_host() {
+    fn full_nat_range_excludes_ephemeral_ports_of_host_unless_they_are_all_ports() {
         let all = LocalAddress::new([10, 0, 0, 1].into());
         for (low, high, first, last) in [
             (32_768, 60_999, 1024, 32_767),

@@ -445,13 +445,16 @@ mod tests {
             test(loopback);
             None
         });
-        if let Some(why) = thread.join().expect("no panic in the namespace") {
+        if let Some(why) = thread
+            .join()
+            .expect("the thread in the namespace does not panic")
+        {
             lvs_sys::testing::not_run(&format!("needs BPF: {why}"));
         }
     }
 
     #[test]
-    fn full_map_of_services_is_completed_when_services_are_removed() {
+    fn full_loopback_map_reports_fault_until_services_are_removed() {
         with_small_map(|mut loopback| {
             let now = Instant::from_secs(5);
             let all: Entries = (1..=ROOM + 1).map(service).collect();
@@ -482,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn program_redirects_services_that_fit_into_its_map() {
+    fn loopback_program_is_attached_although_one_service_does_not_fit_into_its_map() {
         with_small_map_of(ROOM + 1, |mut loopback| {
             let now = Instant::from_secs(5);
             let trouble = loopback.trouble(now).expect("one entry is missing");
@@ -496,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn full_map_of_clients_has_room_when_clients_leave() {
+    fn full_loopback_map_of_clients_has_room_again_after_clients_leave() {
         with_small_map(|mut loopback| {
             let now = Instant::from_secs(5);
             let clients: Vec<LocalClient> = (1000..1010).map(client).collect();

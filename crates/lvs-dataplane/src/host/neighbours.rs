@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn silent_next_hops_are_sorted_by_address_and_interface() {
         let tables = tables(&["eth3", "eth1", "eth2"]);
-        let address = |text: &str| -> IpAddr { text.parse().expect("an address") };
+        let address = |text: &str| -> IpAddr { text.parse().expect("the address is valid") };
         let hops = [(1, "fe80::1"), (2, "fe80::1"), (3, "fe80::1"), (1, "::1")];
         let hops = hops.map(|(ifindex, text)| (ifindex, address(text)));
         let mut neighbours = Neighbours::default();

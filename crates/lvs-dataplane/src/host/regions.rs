@@ -88,18 +88,19 @@ mod tests {
     use super::*;
 
     fn prefixes(all: &[&str]) -> impl Iterator<Item = Prefix> {
-        all.iter().map(|text| text.parse().expect("a prefix"))
+        all.iter()
+            .map(|text| text.parse().expect("the prefix is valid"))
     }
 
     #[test]
-    fn prefixes_divide_the_addresses_into_regions() {
+    fn prefixes_divide_addresses_into_regions_and_more_than_4096_prefixes_return_none() {
         let some = [
             "0.0.0.0/0",
             "10.0.0.0/8",
             "10.1.0.0/16",
             "255.255.255.255/32",
         ];
-        let found = starts(prefixes(&some), 32).expect("few");
+        let found = starts(prefixes(&some), 32).expect("there are at most 32 regions");
         assert_eq!(
             found,
             [
@@ -119,7 +120,8 @@ mod tests {
         );
         let host = |n: u32| Prefix::new(IpAddr::from(n.to_be_bytes()), 32);
         assert_eq!(starts((0..4097).filter_map(host), 32), None);
-        let most = starts((0..4096).filter_map(host), 32).expect("the maximum of regions");
+        let most =
+            starts((0..4096).filter_map(host), 32).expect("the number of regions is the maximum");
         assert_eq!(most.len(), 4097);
     }
 }

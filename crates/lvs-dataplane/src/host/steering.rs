@@ -79,7 +79,7 @@ pub enum SteeringError {
     /// Another error of a system call.
     #[error("cannot {what}: {source}")]
     Os {
-        /// The failed action.
+        /// The action that failed, as a verb with its object.
         what: String,
         /// The error of the kernel.
         source: io::Error,
@@ -144,7 +144,7 @@ impl Steering {
         this.read()?;
         if !this.present.is_empty() && !goes_on {
             info!(
-                "removing {} rules, routes and proxy neighbours of a killed dataplane",
+                "{} rules, routes and proxy neighbours of a killed dataplane are removed",
                 this.present.len()
             );
             this.apply(&BTreeSet::new())?;
@@ -523,7 +523,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_adjacent_addresses_share_a_route() {
+    fn many_adjacent_addresses_share_routes_and_few_have_one_route_each() {
         let all: BTreeSet<IpAddr> = (0..2048_u32)
             .map(|n| IpAddr::V4(Ipv4Addr::from_bits(0xc000_0200 + n)))
             .collect();

@@ -418,7 +418,8 @@ impl Keeper {
         self.vips.add(addr, &self.tables);
     }
 
-    /// Applies added and edited services and servers, and removes nothing.
+    /// Applies added and edited services and servers, and removes nothing. While a synchronisation
+    /// backup runs, applies the whole configuration instead.
     fn update_some(&mut self, touched: &[Touched]) -> Result<(), String> {
         self.changed = Some(self.dataplane.now());
         let (helped, has_backup) = {

@@ -446,7 +446,8 @@ impl Vips {
         }
     }
 
-    /// Records a multicast listener query for the group of an own address, or for all groups.
+    /// Records a multicast listener query, if it is for the group of an own address, or for all
+    /// groups while own addresses have groups.
     pub(super) fn hear_query(&mut self, port: PortId, query: mld::Query, now: Instant) {
         let groups = groups_of(self.own.keys());
         let ours = match query.group {
@@ -459,7 +460,7 @@ impl Vips {
         }
     }
 
-    /// Answers the due queries.
+    /// Sends the due answers to queries for multicast listeners.
     pub(super) fn answer_queries(&mut self, tables: &Tables, now: Instant) {
         for (port, query) in self.answers.take(now) {
             self.answer_query(port, query, tables);
@@ -694,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn announcement_of_other_host_is_a_conflict_unless_address_is_released() {
+    fn announcement_of_own_address_by_other_host_is_conflict_unless_address_is_released() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let addr = IpAddr::from([192, 0, 2, 10]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);
@@ -715,11 +716,18 @@ mod tests {
         // The address has not been handed over.
         vips.report_conflict(port, addr, mac, &own(addr), at(5000));
         vips.report_due(&own(addr), at(8000));
-        let answers = vips.conflicts(at(8500)).next().expect("one").2;
+        let answers = vips
+            .conflicts(at(8500))
+            .next()
+            .expect("one conflict exists")
+            .2;
         assert_eq!((answers.since, answers.ago), (Some(3), Some(3)));
         vips.report_conflict(port, addr, mac, &own(addr), at(9000));
         vips.report_conflict(port, addr, mac, &own(addr), at(70_000));
-        let (of, conflict, answers) = vips.conflicts(at(80_000)).next().expect("one");
+        let (of, conflict, answers) = vips
+            .conflicts(at(80_000))
+            .next()
+            .expect("one conflict exists");
         assert_eq!((of, conflict.port, conflict.mac), (addr, port, mac));
         assert_eq!((answers.since, answers.ago), (Some(75), Some(10)));
         assert_eq!(answers.recent, 3);
@@ -735,7 +743,8 @@ mod tests {
     #[test]
     fn own_addresses_are_probed_in_rounds_of_bounded_size() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
-        let addr = |n: usize| IpAddr::from([192, 0, 2, u8::try_from(n).expect("few")]);
+        let addr =
+            |n: usize| IpAddr::from([192, 0, 2, u8::try_from(n).expect("the number is small")]);
         let mut vips = Vips::open(true).expect("no socket is needed");
         let mut tables = Tables::default();
         for n in 0..=WATCHED {
@@ -816,7 +825,7 @@ mod tests {
     }
 
     #[test]
-    fn new_own_address_is_announced_in_a_burst() {
+    fn own_address_is_announced_in_bursts_of_bounded_length() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let mut burst = Burst::of(GAPS.len() + 1);
         let taken = (1000..5000).filter(|&ms| burst.take(at(ms)));

@@ -41,7 +41,7 @@ impl Waits {
         self.failed.remove(name);
     }
 
-    /// Compares the configured interfaces with the interfaces in use.
+    /// Updates the list of configured interfaces that are not in use, and logs the new ones.
     pub(super) fn follow(&mut self, setup: &Setup, tables: &Tables, routed: bool, time: Instant) {
         let state = &tables.state;
         self.failed
@@ -91,7 +91,7 @@ impl Waits {
             Some(error) => unusable(name, error),
             None => waiting(
                 Waiting::UNUSED,
-                format!("the configured interface {name} is not in use"),
+                format!("the configured interface {name} is not in use: it may be down"),
                 format!("ip link set {name} up"),
             ),
         })
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn condition_of_interface_has_the_time_at_which_it_was_found() {
+    fn interface_condition_reports_seconds_since_it_was_found() {
         let mut waits = Waits::default();
         let down = |name: &str| {
             let what = format!("the configured interface {name} is down");

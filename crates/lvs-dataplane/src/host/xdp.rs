@@ -158,7 +158,11 @@ fn no(code: &str, reason: impl Into<String>, fix: impl Into<String>) -> NoXdp {
 
 impl Keeper {
     /// Attaches the XDP program to an interface that the operator has named, or that [`check`]
-    /// accepts with `--xdp auto`.
+    /// accepts with `--xdp auto`. If it is not attached with `--xdp auto`, stores and logs the
+    /// reason.
+    ///
+    /// # Errors
+    /// The program cannot be attached to an interface that the operator has named.
     pub(super) fn attach_xdp(&mut self, link: &Link) -> Result<(), HostError> {
         let Some(fast_path) = self.setup.fast_path.clone() else {
             return Ok(());
@@ -271,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_with_any_obstacle_gets_no_xdp() {
+    fn interface_with_any_obstacle_gets_no_xdp_and_code_names_obstacle() {
         let found = [
             decision(|facts, _, _| facts.device = Err("no such family".to_owned())),
             decision(|_, driver, _| *driver = Driver(0b101)),

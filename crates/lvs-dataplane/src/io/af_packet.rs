@@ -74,7 +74,7 @@ impl AfPacket {
         &self.interface
     }
 
-    /// The interface's index.
+    /// The index of the interface.
     pub fn ifindex(&self) -> u32 {
         self.ifindex
     }

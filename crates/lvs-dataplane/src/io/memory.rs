@@ -82,18 +82,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frame_through_memory_port_keeps_its_offload_request() {
+    fn memory_port_keeps_offload_state_and_sends_only_as_many_frames_as_have_room() {
         let mut io = MemoryIo::new();
         let mut frame = Frame::from_bytes(b"abc");
         frame.offload.verified = true;
         io.input.extend([frame.clone(), frame]);
         let mut batch = [Frame::new(), Frame::new(), Frame::new()];
-        assert_eq!(io.recv(&mut batch).expect("memory"), 2);
+        assert_eq!(io.recv(&mut batch).expect("memory is available"), 2);
         assert_eq!(batch[1].bytes(), b"abc");
         assert!(batch[1].offload.verified);
         io.room = Some(1);
         assert_eq!(io.send(&mut batch[..2]), 1);
         assert_eq!(io.take().len(), 1);
-        assert_eq!(io.recv(&mut batch).expect("memory"), 0);
+        assert_eq!(io.recv(&mut batch).expect("memory is available"), 0);
     }
 }

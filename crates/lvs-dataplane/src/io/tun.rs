@@ -30,7 +30,7 @@ pub enum TunError {
         "no permission to create the device {name}: run as root, or give the program CAP_NET_ADMIN"
     )]
     Permission {
-        /// The device.
+        /// Name of the device.
         name: String,
     },
     /// A device of this name already exists.
@@ -38,15 +38,15 @@ pub enum TunError {
         "the device {name} already exists: another dataplane is running in this network namespace, or a killed one has left it (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
     )]
     Exists {
-        /// The device.
+        /// Name of the device.
         name: String,
     },
     /// Another error of a system call.
     #[error("device {name}: cannot {step}: {source}")]
     Os {
-        /// The device.
+        /// Name of the device.
         name: String,
-        /// The failed step.
+        /// The step that failed, as a verb with its object.
         step: &'static str,
         /// The error of the kernel.
         source: io::Error,
@@ -258,12 +258,12 @@ impl HostDevice {
         transmit_drops(&text, self.name()).unwrap_or(0)
     }
 
-    /// The device's index.
+    /// The index of the device.
     pub fn ifindex(&self) -> u32 {
         self.ifindex
     }
 
-    /// The device's name.
+    /// The name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -403,7 +403,7 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
     text.trim().parse().map_err(|_| {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("{}: not a number", path.display()),
+            format!("{} does not contain a number", path.display()),
         )
     })
 }
@@ -432,7 +432,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drops_are_read_from_proc_net_dev() {
+    fn transmit_drops_of_interface_are_read_from_proc_net_dev() {
         let text = "Inter-|   Receive                                                |  Transmit\n \
             face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
             lo:     1       2    3    4    5     6          7         8      9      10    11   12    13     14      15         16\n\

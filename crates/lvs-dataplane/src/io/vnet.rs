@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn verified_checksum_is_not_encoded() {
+    fn verified_checksum_is_decoded_from_vnet_header_but_not_encoded() {
         let offload = decode(&[DATA_VALID, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert!(offload.verified);
         assert_eq!(encode(&offload), [0; LEN]);
     }
 
     #[test]
-    fn unknown_gso_type_decodes_as_ordinary_frame() {
+    fn vnet_header_with_unknown_gso_type_decodes_as_ordinary_frame() {
         assert_eq!(decode(&[0, 77, 1, 1, 1, 1, 0, 0, 0, 0]).segments, None);
     }
 }

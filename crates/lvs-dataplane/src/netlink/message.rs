@@ -181,7 +181,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn built_message_parses_to_the_same_values() {
+    fn built_netlink_message_parses_to_its_original_values() {
         let mut builder = Builder::new(7);
         builder.begin(24, 5, &[1; 12]);
         builder.attr_str(1, "eth0");

@@ -37,7 +37,7 @@ pub enum NetlinkError {
     /// The kernel refused a request, or does not answer.
     #[error("cannot {what}: {source}{}", hint(source))]
     Os {
-        /// The failed action.
+        /// The action that failed, as a verb with its object.
         what: String,
         /// The error of the kernel.
         source: io::Error,
@@ -153,7 +153,7 @@ impl Netlink {
             }
         }
         let again = if lost {
-            tracing::info!("events of the kernel's tables were lost; reading all tables again");
+            tracing::info!("events of the kernel's tables were lost; all tables are read again");
             self.read_all().map(|fresh| {
                 let known = changes.neighbours.clone();
                 changes = Changes {

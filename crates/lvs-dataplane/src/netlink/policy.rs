@@ -39,9 +39,9 @@ pub(crate) struct PolicyRule {
     pub(crate) ipv6: bool,
     /// The kernel evaluates rules in ascending order of priority.
     pub(crate) priority: u32,
-    /// The interface that received the packet.
+    /// The interface that must have received the packet; `None` for any.
     pub(crate) interface: Option<String>,
-    /// The source address of the packet.
+    /// The source address that the packet must have; `None` for any.
     pub(crate) from: Option<IpAddr>,
     pub(crate) protocol: Option<u8>,
     /// First and last source port that match; above 0 and below 65535. Fragments have no ports and
@@ -346,7 +346,7 @@ mod tests {
     use crate::netlink::message::messages;
 
     #[test]
-    fn written_policy_rules_parse_to_the_same_values() {
+    fn written_policy_rules_and_routes_parse_to_their_original_values() {
         let rule = PolicyRule {
             ipv6: false,
             priority: 62,
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_rule_of_another_program_is_foreign() {
+    fn policy_rule_of_another_program_is_not_treated_as_own() {
         let mut builder = Builder::new(1);
         builder.begin(
             libc::RTM_NEWRULE,
@@ -406,7 +406,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn policy_rule_of_any_bytes_does_not_panic(kind in 16_u16..40, payload: Vec<u8>) {
+        fn policy_rule_route_or_proxy_of_any_bytes_does_not_panic(kind in 16_u16..40, payload: Vec<u8>) {
             let message = Message { kind, flags: 0, seq: 0, payload: &payload };
             let _ = (PolicyRule::parse(&message), PolicyRoute::parse(&message), Proxy::parse(&message));
         }

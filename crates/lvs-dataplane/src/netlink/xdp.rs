@@ -60,7 +60,7 @@ pub(crate) struct Offloads {
     /// that the operator has disabled. On a veth with an XDP program, `rx-gro` is active even if it
     /// is not in this set.
     pub(crate) wanted: BTreeSet<String>,
-    /// Offloads that are active.
+    /// Offloads that are active at present.
     pub(crate) active: BTreeSet<String>,
 }
 

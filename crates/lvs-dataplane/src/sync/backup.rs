@@ -96,7 +96,8 @@ impl Reader {
         }
     }
 
-    /// Reads the connections from the datagram of `len` bytes in the buffer.
+    /// Reads the connections from the datagram of `len` bytes in the buffer, and counts the
+    /// datagram. A datagram that is too long, invalid or of another sync ID contains none.
     fn read(&self, len: usize) -> Vec<Entry> {
         let counts = &*self.counts;
         count(&counts.received, 1);
@@ -226,7 +227,7 @@ mod tests {
         };
         let stop = Stop {
             asked: AtomicBool::new(false),
-            wake: EventFd::new().expect("a descriptor"),
+            wake: EventFd::new().expect("a descriptor is available"),
         };
         let slow = Slow::default();
         let take = || slow.portions.lock().expect("no thread has panicked").pop();
@@ -237,7 +238,7 @@ mod tests {
             let mut taken = 0;
             while taken < 200 {
                 let most = waiting();
-                assert!(most <= PORTIONS_MAX, "{most} wait");
+                assert!(most <= PORTIONS_MAX, "too many portions wait: {most}");
                 if let Some((count, ticket)) = take() {
                     assert!(count <= PORTION);
                     taken += count;

@@ -135,10 +135,10 @@ mod tests {
     use lvs_sys::EventFd;
 
     #[test]
-    fn stopping_master_waits_a_second_for_its_queue() {
+    fn stopping_sync_master_has_fixed_deadline_and_running_master_has_none() {
         let stop = Stop {
             asked: AtomicBool::new(false),
-            wake: EventFd::new().expect("a descriptor"),
+            wake: EventFd::new().expect("a descriptor is available"),
         };
         let mut manner = Manner {
             stop: &stop,

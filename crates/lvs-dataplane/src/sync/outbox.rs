@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn sync_outbox_is_bounded_by_messages_and_bytes() {
-        let outbox = Outbox::new().expect("a descriptor");
+        let outbox = Outbox::new().expect("a descriptor is available");
         let message = |len| Message {
             port: 0,
             bytes: vec![0; len],

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn save_of_too_long_text_leaves_no_saved_text() {
+    fn state_text_that_fits_is_saved_and_too_long_text_leaves_no_saved_text() {
         let words = text_words(32);
         let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let area = Area {

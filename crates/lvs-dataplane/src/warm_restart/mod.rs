@@ -42,8 +42,7 @@ const RECORDS: usize = 1 << 20;
 /// million servers.
 const TEXT: usize = 1 << 29;
 /// The reason for a successor without connections: the services and servers are incomplete.
-pub(crate) const INCOMPLETE: &str =
-    "its services and servers could not be stored for a warm restart, see its log";
+pub(crate) const INCOMPLETE: &str = "the services and servers of the previous dataplane could not be stored for a warm restart: see its log";
 /// The first word of the memory ("LVSOUTLV"), by which a successor recognises it.
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// Version of the memory's format, except the connection table. It changes with the meaning of any
@@ -361,18 +360,22 @@ fn found(state_keeper: &StateKeeper) -> Result<Mapped, String> {
     let head = head.map_err(|error| error.to_string())?;
     let word = |n: usize| head.words()[n].load(Acquire);
     if (word(head::MAGIC), word(head::VERSION)) != (MAGIC, VERSION) {
-        return Err("its version stored them in another format".to_owned());
+        return Err(
+            "the version of the previous dataplane stored its state in another format".to_owned(),
+        );
     }
     let description = std::array::from_fn(|n| word(head::TABLE + n));
     let layout = Layout::from_words(&description).map_err(|error| error.to_string())?;
     let tables = usize::try_from(word(head::TABLES)).unwrap_or(usize::MAX);
     let tables = tables.max(1);
     if tables > WORKERS_MAX || state_keeper.len() != Some(parts(&layout, tables).1) {
-        return Err("its memory has an unexpected size".to_owned());
+        return Err("the memory of the previous dataplane has an unexpected size".to_owned());
     }
     if !is_worth_waiting(word(head::BASE), word(head::ALIVE)) {
         let seconds = WITHOUT_DATAPLANE.as_secs();
-        return Err(format!("it was killed more than {seconds} s ago"));
+        return Err(format!(
+            "the previous dataplane was killed more than {seconds} s ago"
+        ));
     }
     let mapped =
         Mapped::map(state_keeper.memory(), layout, tables).map_err(|error| error.to_string())?;

@@ -52,7 +52,7 @@ const SHIELDS: usize = 4;
 mod ask {
     /// Requests the memory; the answer contains the descriptor, if one is stored.
     pub(super) const GIVE: u8 = b'?';
-    /// Passes the shared memory.
+    /// Passes the memory, which replaces the stored one.
     pub(super) const MEMORY: u8 = b'm';
     /// Passes a shield, which is kept in addition to the earlier ones.
     pub(super) const SHIELD: u8 = b's';
@@ -342,7 +342,8 @@ struct Held {
 }
 
 impl Held {
-    /// Handles a request; `None` if the state keeper must stop.
+    /// Handles a request. Returns the first byte of the answer, and the descriptor that the answer
+    /// contains, if any; `None` if the state keeper must stop.
     fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
         const REFUSED: u8 = b'-';
         match (what, with) {
@@ -428,8 +429,8 @@ pub fn hold(name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers one request. Returns false if the state keeper must stop; the caller answers that
-/// request.
+/// Answers one request; ignores a request of another user. Returns false if the state keeper must
+/// stop; the caller answers that request.
 fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HASTE))?;
@@ -467,13 +468,15 @@ mod tests {
     }
 
     #[test]
-    fn state_of_killed_dataplane_is_locked_by_one_successor() -> io::Result<()> {
+    fn state_of_killed_dataplane_is_available_to_one_successor_with_any_tables() -> io::Result<()> {
         let (name, running) = state_keeper("found");
         let layout = Layout::new(1000, 7);
         let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
         assert!(!first.is_successor());
         assert!(first.area().save(b"services"));
-        let refused = StateKeeper::of(&name).map(drop).expect_err("it is in use");
+        let refused = StateKeeper::of(&name)
+            .map(drop)
+            .expect_err("two dataplanes use one state keeper");
         assert!(
             refused.to_string().contains("another dataplane"),
             "{refused}"
@@ -494,11 +497,15 @@ mod tests {
                 let left = next.memories_left()?.map(|left| left.len());
                 assert_eq!(left, Some(were), "{size} {tables}");
                 assert_eq!(next.area().saved().as_deref(), Some(&b"services"[..]));
-                StateKeeper::of(&name).map(drop).expect_err("it is in use");
+                StateKeeper::of(&name)
+                    .map(drop)
+                    .expect_err("two dataplanes use one state keeper");
                 if done {
                     next.has_taken_over()?;
                     assert!(next.memories_left()?.is_none());
-                    StateKeeper::of(&name).map(drop).expect_err("it is in use");
+                    StateKeeper::of(&name)
+                        .map(drop)
+                        .expect_err("two dataplanes use one state keeper");
                 }
             }
         }
@@ -512,7 +519,7 @@ mod tests {
 
     /// A dataplane does not use memory with invalid content.
     #[test]
-    fn successor_with_unreadable_memory_starts_without_state() -> io::Result<()> {
+    fn successor_with_invalid_memory_header_starts_without_state() -> io::Result<()> {
         let (name, running) = state_keeper("else");
         let layout = Layout::new(1000, 7);
         for (word, value) in [
@@ -570,7 +577,7 @@ mod tests {
         while call(&name, ask::END, None).is_err() {
             thread::sleep(Duration::from_millis(1));
         }
-        let after = connect(&name).expect_err("the name of the state keeper is free");
+        let after = connect(&name).expect_err("the state keeper still listens");
         assert_eq!(after.kind(), io::ErrorKind::ConnectionRefused, "{after}");
         running.join().expect("the keeper ends without a panic")
     }
@@ -586,14 +593,14 @@ mod tests {
         let _waits = UnixStream::connect_addr(&address)?;
         let refused = StateKeeper::of(&name)
             .map(drop)
-            .expect_err("the other process does not answer");
+            .expect_err("a process that does not answer was accepted as state keeper");
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
         assert!(StateKeeper::clean_up(&name).is_err());
         Ok(())
     }
 
     #[test]
-    fn state_keeper_stores_bounded_number_of_shields() -> io::Result<()> {
+    fn state_keeper_stores_bounded_number_of_shields_or_one_device() -> io::Result<()> {
         let mut held = Held::default();
         let mut shields = Vec::new();
         for _ in 0..SHIELDS + 3 {

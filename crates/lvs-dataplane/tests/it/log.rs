@@ -25,7 +25,7 @@ struct Dataplane {
 impl Dataplane {
     fn start(name: &str, stderr: impl Into<Stdio>, environment: &[(&str, &str)]) -> Self {
         let dir = std::env::temp_dir().join(format!("lvs-log-{name}-{}", std::process::id()));
-        fs::create_dir_all(&dir).expect("a directory");
+        fs::create_dir_all(&dir).expect("the directory can be created");
         let process = crate::dataplane()
             .arg("--socket")
             .arg(dir.join("socket"))
@@ -36,7 +36,7 @@ impl Dataplane {
             .stdin(Stdio::null())
             .stderr(stderr)
             .spawn()
-            .expect("the dataplane");
+            .expect("the dataplane can be started");
         Self { process, dir }
     }
 
@@ -48,7 +48,10 @@ impl Dataplane {
                 Ok(client) => return client,
                 Err(error) => assert!(Instant::now() < deadline, "{error}"),
             }
-            let ended = self.process.try_wait().expect("a child");
+            let ended = self
+                .process
+                .try_wait()
+                .expect("the process is a child of this test");
             assert!(ended.is_none(), "{ended:?}");
             thread::sleep(Duration::from_millis(10));
         }
@@ -58,12 +61,20 @@ impl Dataplane {
     fn answers_and_ends(mut self) {
         let mut client = self.client();
         for _ in 0..100 {
-            client.call::<Info>(&Call::Info {}).expect("an answer");
+            client
+                .call::<Info>(&Call::Info {})
+                .expect("the dataplane answers");
         }
-        client.call::<IgnoredAny>(&Call::Stop {}).expect("it stops");
+        client
+            .call::<IgnoredAny>(&Call::Stop {})
+            .expect("the dataplane stops");
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
-            if let Some(status) = self.process.try_wait().expect("a child") {
+            if let Some(status) = self
+                .process
+                .try_wait()
+                .expect("the process is a child of this test")
+            {
                 break status;
             }
             assert!(
@@ -89,16 +100,22 @@ fn dataplane_with_full_log_disk_answers_and_exits() {
     let full = OpenOptions::new()
         .write(true)
         .open("/dev/full")
-        .expect("/dev/full");
+        .expect("/dev/full can be opened");
     Dataplane::start("full", full, &[]).answers_and_ends();
 }
 
 #[test]
 fn dataplane_answers_after_log_reader_has_exited() {
     let mut dataplane = Dataplane::start("head", Stdio::piped(), &[]);
-    let mut reader = BufReader::new(dataplane.process.stderr.take().expect("a pipe"));
+    let mut reader = BufReader::new(
+        dataplane
+            .process
+            .stderr
+            .take()
+            .expect("standard error is piped"),
+    );
     let mut line = String::new();
-    reader.read_line(&mut line).expect("a line");
+    reader.read_line(&mut line).expect("the line can be read");
     assert!(line.contains("INFO"), "{line}");
     drop(reader);
     dataplane.answers_and_ends();
@@ -106,8 +123,8 @@ fn dataplane_answers_after_log_reader_has_exited() {
 
 #[test]
 fn dataplane_answers_while_log_reader_never_reads() {
-    let (from, to) = std::io::pipe().expect("a pipe");
-    let mut filler = to.try_clone().expect("a copy");
+    let (from, to) = std::io::pipe().expect("the pipe can be created");
+    let mut filler = to.try_clone().expect("the descriptor can be copied");
     rustix::io::ioctl_fionbio(&filler, true).expect("the pipe can be non-blocking");
     while std::io::Write::write(&mut filler, &[b'\n'; 4096]).is_ok() {}
     rustix::io::ioctl_fionbio(&filler, false).expect("the pipe can be blocking");
@@ -118,20 +135,21 @@ fn dataplane_answers_while_log_reader_never_reads() {
 
 #[test]
 fn dataplane_started_by_lvsd_marks_its_log_lines() {
-    let (mut from, to) = std::io::pipe().expect("a pipe");
+    let (mut from, to) = std::io::pipe().expect("the pipe can be created");
     Dataplane::start("end", to, &[("LVS_STARTED_BY", "lvsd")]).answers_and_ends();
     let mut text = String::new();
-    from.read_to_string(&mut text).expect("text");
+    from.read_to_string(&mut text)
+        .expect("the text can be read");
     assert!(text.contains("  INFO dataplane: ready at "), "{text}");
 }
 
 #[test]
-fn journal_is_recognised_by_inode_in_environment() {
+fn log_lines_have_journal_priority_only_if_environment_names_log_file() {
     use std::os::unix::fs::MetadataExt;
     let path = std::env::temp_dir().join(format!("lvs-journal-{}", std::process::id()));
     for (inode, prefix) in [(0, "2"), (1, "<6> INFO ready at ")] {
-        let file = File::create(&path).expect("a file");
-        let meta = file.metadata().expect("its inode");
+        let file = File::create(&path).expect("the file can be created");
+        let meta = file.metadata().expect("the file has an inode");
         let stream = format!("{}:{}", meta.dev(), meta.ino() * inode);
         Dataplane::start(
             "file",
@@ -139,9 +157,9 @@ fn journal_is_recognised_by_inode_in_environment() {
             &[("JOURNAL_STREAM", &stream), ("LVS_LOG", "info")],
         )
         .answers_and_ends();
-        let text = fs::read_to_string(&path).expect("text");
+        let text = fs::read_to_string(&path).expect("the text can be read");
         let ready = text.lines().find(|line| line.contains(" ready at "));
         assert!(ready.is_some_and(|line| line.starts_with(prefix)), "{text}");
     }
-    fs::remove_file(&path).expect("this test owns the file");
+    fs::remove_file(&path).expect("the file can be removed");
 }

@@ -19,9 +19,11 @@ fn next(manager: &UnixDatagram) -> Option<String> {
 #[test]
 fn watchdog_is_fed_while_dataplane_answers() {
     let dir = std::env::temp_dir().join(format!("lvs-watchdog-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).expect("a directory");
-    let manager = UnixDatagram::bind(dir.join("notify")).expect("a socket");
-    manager.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    std::fs::create_dir_all(&dir).expect("the directory can be created");
+    let manager = UnixDatagram::bind(dir.join("notify")).expect("the socket can be opened");
+    manager
+        .set_read_timeout(Some(PATIENCE))
+        .expect("the timeout can be set");
     let mut dataplane = crate::dataplane()
         .arg("--socket")
         .arg(dir.join("socket"))
@@ -30,7 +32,7 @@ fn watchdog_is_fed_while_dataplane_answers() {
         .env_remove("WATCHDOG_PID")
         .stderr(Stdio::null())
         .spawn()
-        .expect("the dataplane");
+        .expect("the dataplane can be started");
     assert_eq!(next(&manager).as_deref(), Some("READY=1"));
     for _ in 0..3 {
         assert_eq!(next(&manager).as_deref(), Some("WATCHDOG=1"));
@@ -42,13 +44,24 @@ fn watchdog_is_fed_while_dataplane_answers() {
     while !std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tT")) {
         std::thread::yield_now();
     }
-    manager.set_nonblocking(true).expect("a socket");
+    manager
+        .set_nonblocking(true)
+        .expect("the socket can be non-blocking");
     while next(&manager).is_some() {}
-    manager.set_nonblocking(false).expect("a socket");
+    manager
+        .set_nonblocking(false)
+        .expect("the socket can be blocking");
     kill_process(pid, Signal::CONT).expect("the process is a child of this test");
-    manager.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    manager
+        .set_read_timeout(Some(PATIENCE))
+        .expect("the timeout can be set");
     assert_eq!(next(&manager).as_deref(), Some("WATCHDOG=1"));
     kill_process(pid, Signal::TERM).expect("the process is a child of this test");
-    assert!(dataplane.wait().expect("a child").success());
-    std::fs::remove_dir_all(&dir).expect("this test owns the file");
+    assert!(
+        dataplane
+            .wait()
+            .expect("the process is a child of this test")
+            .success()
+    );
+    std::fs::remove_dir_all(&dir).expect("the directory can be removed");
 }

@@ -102,19 +102,19 @@ fn hosts() -> (Host, Host, Host) {
 }
 
 #[test]
-fn super_packets_are_forwarded_whole_with_correct_checksums() {
+fn tcp_super_packets_through_packet_sockets_arrive_complete() {
     aggregates_pass(open);
 }
 
 #[test]
 #[ignore = "long"]
-fn super_packets_without_ring_are_forwarded_whole_with_correct_checksums() {
+fn tcp_super_packets_through_packet_sockets_without_ring_arrive_complete() {
     aggregates_pass(open_without_ring);
 }
 
 #[test]
 #[ignore = "long"]
-fn super_packets_of_two_queues_are_forwarded_whole_with_correct_checksums() {
+fn tcp_super_packets_through_packet_sockets_with_two_queues_arrive_complete() {
     aggregates_pass(open_two_queues);
 }
 
@@ -349,14 +349,17 @@ fn full_ring_counts_losses_and_keeps_borrowed_frames() {
     let mut came = last + 1;
     let deadline = Instant::now() + Duration::from_secs(120);
     while came < 8000 {
-        assert!(Instant::now() < deadline, "{came} frames arrived");
+        assert!(
+            Instant::now() < deadline,
+            "only {came} frames arrived in time"
+        );
         for (number, _) in next(&mut receiver, &mut batch) {
             assert!(number > last, "frame {number} arrived after frame {last}");
             (last, came) = (number, came + 1);
         }
     }
     let lost = receiver.drops();
-    assert!(lost > 5000, "{came} arrived, {lost} were lost");
+    assert!(lost > 5000, "only {lost} frames were lost; {came} arrived");
     // The host sends frames of its own, too.
     let still: Vec<_> = kept[..32].iter().filter_map(number_of).collect();
     assert_eq!(still, first, "lent frames were overwritten");
@@ -389,7 +392,7 @@ fn full_ring_counts_losses_and_keeps_borrowed_frames() {
 
 /// Frames that are longer than a slot of the ring wait in the socket's buffer.
 #[test]
-fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() {
+fn long_frames_are_queued_up_to_socket_limit_and_further_frames_are_counted_as_dropped() {
     let (left, middle, _right) = hosts();
     left.ip("link set wl mtu 9000");
     middle.ip("link set wa mtu 9000");
@@ -405,7 +408,7 @@ fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() 
     let mut came = 0;
     let end = Instant::now() + Duration::from_secs(120);
     while came + receiver.drops() < ALL {
-        assert!(Instant::now() < end, "{came} frames arrived");
+        assert!(Instant::now() < end, "only {came} frames arrived in time");
         let count = receiver.recv(&mut batch).unwrap();
         for (_, whole) in batch[..count].iter().filter_map(number_of) {
             assert!(whole);
@@ -419,14 +422,14 @@ fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() 
     let bytes = came * LEN;
     assert!(
         (8 << 20..=32 << 20).contains(&bytes),
-        "{came} frames arrived"
+        "the ring holds {came} frames: not between 8 and 32 MiB"
     );
     for number in 0..20 {
         assert_eq!(sender.send(&mut [numbered(number, 9000)]), 0);
     }
     let mut next = 0;
     while next < 20 {
-        assert!(Instant::now() < end, "{next} frames arrived");
+        assert!(Instant::now() < end, "only {next} frames arrived in time");
         let count = receiver.recv(&mut batch).unwrap();
         for found in batch[..count].iter().filter_map(number_of) {
             assert_eq!(found, (next, true));
@@ -551,7 +554,10 @@ fn syn_flood_displaces_no_other_packets() {
     let end = Instant::now() + Duration::from_secs(120);
     // Frames that were sent may not have arrived yet.
     while others < ALL / 10 {
-        assert!(Instant::now() < end, "{others} other frames arrived");
+        assert!(
+            Instant::now() < end,
+            "only {others} frames with ACK arrived in time"
+        );
         let count = receiver.recv(&mut batch).unwrap();
         for (number, flags) in batch[..count].iter().filter_map(number_of_segment) {
             if flags & ACK == 0 {
@@ -606,7 +612,7 @@ fn syn_is_received_after_all_earlier_packets() {
     let (mut last_syn, mut last_other, mut count) = (None, None, 0);
     let end = Instant::now() + Duration::from_secs(600);
     while count < 50_000 {
-        assert!(Instant::now() < end, "{count} frames arrived");
+        assert!(Instant::now() < end, "only {count} frames arrived in time");
         let received = receiver.recv(&mut batch).unwrap();
         for frame in &batch[..received] {
             let Some((number, flags)) = number_of_segment(frame) else {
@@ -639,7 +645,7 @@ fn syn_is_received_after_all_earlier_packets() {
 /// The kernel cannot describe the datagram of a guest that its host must fragment
 /// (`VIRTIO_NET_HDR_GSO_UDP`) in a ring, and drops it.
 #[test]
-fn ring_that_stops_at_unsupported_frame_is_replaced() {
+fn ring_that_stops_at_unsupported_frame_is_replaced_and_full_ring_stays_open() {
     let host = Host::new();
     let guest = host.run(|| lvs_sys::TunDevice::create_tap("guest").unwrap());
     host.ip("link set guest up");
@@ -703,7 +709,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
 }
 
 #[test]
-fn packet_socket_without_ring_receives_by_system_calls() {
+fn packet_socket_with_refused_ring_receives_by_system_calls() {
     const PACKET_VNET_HDR: i32 = 15;
     let (left, middle, _right) = hosts();
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -718,7 +724,10 @@ fn packet_socket_without_ring_receives_by_system_calls() {
             let socket = lvs_sys::PacketSocket::new().unwrap();
             socket.set_packet_option(PACKET_VNET_HDR, 1).unwrap();
             let ring = lvs_sys::PacketRing::new(&socket, slots, len, 0);
-            assert!(ring.is_err(), "{slots} slots of {len} bytes: {ring:?}");
+            assert!(
+                ring.is_err(),
+                "a ring of {slots} slots of {len} bytes was accepted: {ring:?}"
+            );
             socket.bind(lvs_sys::if_index("wa").unwrap()).unwrap();
             socket
         });
@@ -734,7 +743,7 @@ fn packet_socket_without_ring_receives_by_system_calls() {
 }
 
 #[test]
-fn packet_socket_reports_interface_that_is_down_or_removed() {
+fn packet_socket_reports_down_interface_until_up_and_removed_interface() {
     down_and_away(open);
     down_and_away(open_without_ring);
     down_and_away(open_two_queues);
@@ -807,7 +816,7 @@ fn checksum(bytes: &[u8]) -> u16 {
 }
 
 #[test]
-fn host_device_reinjects_packets_and_restores_filters() {
+fn host_device_reinjects_and_receives_packets_and_restores_rp_filter() {
     let host = Host::new();
     // Reverse-path filtering is strict on all interfaces, as in some distributions, and the client
     // is behind another interface.

@@ -56,9 +56,9 @@ fn frame(data: usize) -> Vec<u8> {
     frame
 }
 
-/// The kernel fast path, and a director with an offloaded connection; `None` without permission for
-/// BPF.
-fn published(method: Forwarding) -> Option<(FastPath, Director)> {
+/// The kernel fast path, and a director with an offloaded connection. Without permission for BPF,
+/// ends the test as not run, or fails it for root.
+fn published(method: Forwarding) -> (FastPath, Director) {
     let options = Options {
         max_connections: 1000,
         ..Options::default()
@@ -66,9 +66,11 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let mut opened = None;
     let mut director = Director::new_in(options, |layout| {
         let kernel = FastPath::open(layout, Instant::ZERO);
-        let memory = kernel
-            .as_ref()
-            .map(|kernel| kernel.memory(0).expect("maps"));
+        let memory = kernel.as_ref().map(|kernel| {
+            kernel
+                .memory(0)
+                .expect("the memory of the worker is available")
+        });
         let memory = memory.unwrap_or_else(|_| lvs_core::memory::Memory::heap(layout));
         opened = Some(kernel);
         memory
@@ -81,27 +83,30 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
         }
         Err(error) => panic!("{error}"),
     };
-    let virt = "198.51.100.1:443".parse().expect("an address");
+    let virt = "198.51.100.1:443".parse().expect("the address is valid");
     let service = ServiceKey::udp(virt);
     let control = &mut director.control;
     let config = ServiceConfig::new(Family::V4, "rr");
     control
         .add_service(service, config, None)
-        .expect("a service");
+        .expect("the service can be added");
     let config = ServerConfig::new(1, method);
-    let server = "10.0.0.1:4433".parse().expect("an address");
+    let server = "10.0.0.1:4433".parse().expect("the address is valid");
     let server = control.add_server(&service, server, &config, Instant::ZERO);
-    server.expect("a server");
+    server.expect("the server can be added");
     let meta = PacketMeta::new(
         Hook::Local,
-        Tuple::udp("192.0.2.1:1000".parse().expect("an address"), virt),
+        Tuple::udp(
+            "192.0.2.1:1000".parse().expect("the address is valid"),
+            virt,
+        ),
         Transport::Udp(&[]),
         28,
     );
     let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) else {
         panic!("the packet was not forwarded");
     };
-    let conn = forward.conn.expect("a connection");
+    let conn = forward.conn.expect("the packet has a connection");
     let offer = director
         .shard
         .offer(conn)
@@ -112,18 +117,18 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
         to: Mac([2, 0, 0, 0, 0, 1]),
         from: Mac([2, 0, 0, 0, 0, 2]),
     };
-    let hop = kernel.hop(way, Instant::ZERO).expect("a number");
+    let hop = kernel
+        .hop(way, Instant::ZERO)
+        .expect("the next hop has a number");
     let epoch = kernel.epoch();
     assert!(kernel.set_server(offer.record, hop, epoch));
     assert!(director.shard.publish(conn, epoch, Some(hop)));
-    Some((kernel, director))
+    (kernel, director)
 }
 
 #[test]
-fn super_packets_of_datagrams_are_forwarded_whole() {
-    let Some((kernel, _director)) = published(Forwarding::Nat) else {
-        return;
-    };
+fn udp_super_packets_are_forwarded_whole_or_passed_unchanged_to_dataplane() {
+    let (kernel, _director) = published(Forwarding::Nat);
     let run = |data: usize, segment: u32| {
         let sent = frame(data);
         assert_eq!(sum_of_udp(&sent[14..]), 0xffff);

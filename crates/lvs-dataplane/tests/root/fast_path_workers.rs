@@ -25,7 +25,7 @@ const ENDS: [[&str; 2]; 2] = [
 ];
 
 fn addr(text: &str) -> SocketAddr {
-    text.parse().expect("an address")
+    text.parse().expect("the address is valid")
 }
 
 /// Returns a client's address and port. Each bit of `n` changes one bit of them.
@@ -99,7 +99,7 @@ fn offload(
     let Verdict::Forward(forward) = verdict else {
         panic!("the packet was not forwarded");
     };
-    let conn = forward.conn.expect("a connection");
+    let conn = forward.conn.expect("the packet has a connection");
     let offer = shard.offer(conn).expect("the connection can be offloaded");
     let way = WayOut {
         ifindex: LOOPBACK,
@@ -107,13 +107,17 @@ fn offload(
         to: Mac([2, 0, 0, 0, 0, 1]),
         from: Mac([2, 0, 0, 0, 0, 2]),
     };
-    let (hop, epoch) = (kernel.hop(way, now).expect("a number"), kernel.epoch());
+    let (hop, epoch) = (
+        kernel.hop(way, now).expect("the next hop has a number"),
+        kernel.epoch(),
+    );
     assert!(kernel.set_server(offer.record, hop, epoch));
     assert!(shard.publish(conn, epoch, Some(hop)));
 }
 
-/// The programs and a table for each worker; `None` without permission for BPF.
-fn opened(steering: &Steering) -> Option<(FastPath, Control, Vec<Shard>)> {
+/// The programs and a table for each worker. Without permission for BPF, ends the test as not run,
+/// or fails it for root.
+fn opened(steering: &Steering) -> (FastPath, Control, Vec<Shard>) {
     let options = Options {
         max_connections: 500,
         shards: WORKERS,
@@ -133,15 +137,22 @@ fn opened(steering: &Steering) -> Option<(FastPath, Control, Vec<Shard>)> {
         let (service, server) = (ServiceKey::udp(addr(virt)), addr(server));
         let config = ServiceConfig::new(family, "rr");
         let added = control.add_service(service, config, None);
-        added.expect("a service");
+        added.expect("the service can be added");
         let config = ServerConfig::new(1, Forwarding::Nat);
         let added = control.add_server(&service, server, &config, Instant::ZERO);
-        added.expect("a server");
+        added.expect("the server can be added");
     }
-    let shard = |n| control.shard_in(n, kernel.memory(n).expect("maps"));
-    let shards = (0..WORKERS).map(|n| shard(n).expect("at least one exists"));
+    let shard = |n| {
+        control.shard_in(
+            n,
+            kernel
+                .memory(n)
+                .expect("the memory of the worker is available"),
+        )
+    };
+    let shards = (0..WORKERS).map(|n| shard(n).expect("at least one worker exists"));
     let shards = shards.collect();
-    Some((kernel, control, shards))
+    (kernel, control, shards)
 }
 
 /// Whether the program at the ingress forwards a packet.
@@ -153,13 +164,11 @@ fn forwarded(kernel: &FastPath, src: SocketAddr, dst: SocketAddr) -> bool {
 }
 
 #[test]
-fn bpf_programs_search_only_the_region_of_the_worker() {
+fn bpf_programs_search_only_region_of_worker_selected_by_steering() {
     let workers = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
     for by_address in [false, true] {
         let steering = Steering::new(workers, 77, by_address);
-        let Some((kernel, mut control, mut shards)) = opened(&steering) else {
-            return;
-        };
+        let (kernel, mut control, mut shards) = opened(&steering);
         let mut owned = [0; WORKERS];
         for of in ENDS {
             let [virt, server] = of.map(addr);

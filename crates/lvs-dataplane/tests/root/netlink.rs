@@ -11,7 +11,8 @@ fn addr(s: &str) -> IpAddr {
     s.parse().unwrap()
 }
 
-/// Processes events until `done` returns true.
+/// Processes events until `done` returns true for the state and for all changes so far. Returns
+/// these changes.
 fn follow(
     netlink: &mut Netlink,
     state: &mut NetState,

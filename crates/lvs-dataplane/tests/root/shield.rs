@@ -270,7 +270,7 @@ fn packets_of_nat_server_reach_the_host_but_are_not_forwarded() {
 /// A router behind the director reports an ICMP error about a packet to a real server. The address
 /// of the packet in the error decides, not the sender of the error.
 #[test]
-fn icmp_error_about_nat_server_is_hidden_from_any_sender() {
+fn icmp_error_is_hidden_by_quoted_nat_server_and_not_by_sender() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();
@@ -311,7 +311,7 @@ fn icmp_error_about_nat_server_is_hidden_from_any_sender() {
 }
 
 #[test]
-fn connection_of_the_host_is_hidden_until_it_ends() {
+fn local_client_connection_is_hidden_from_host_until_removed() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();
@@ -455,7 +455,7 @@ fn frames_to_own_vip_are_hidden_unless_tagged_or_for_another_station() {
 }
 
 #[test]
-fn shield_update_sends_difference_in_one_transaction() {
+fn shield_update_sends_only_difference_and_other_processes_cannot_change_table() {
     let host = Host::new();
     let mut shield = host.run(|| Shield::open(None).unwrap());
     let mut spec = Intercept::default();
@@ -566,7 +566,7 @@ fn shield_follows_added_and_removed_interfaces() {
 }
 
 #[test]
-fn reinjected_frame_is_received_by_the_host() {
+fn reinjected_frame_of_hidden_service_is_received_by_host() {
     let net = net();
     let listener = net
         .director
@@ -684,7 +684,7 @@ fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
 /// A host without VLANs accepts frames with a priority tag, so the shield must hide those of
 /// services.
 #[test]
-fn frame_with_priority_tag_stays_hidden() {
+fn frame_to_service_with_priority_tag_is_hidden() {
     let net = net();
     let socket = net.director.run(|| UdpSocket::bind("10.1.0.1:53").unwrap());
     let mut ip = Vec::new();
@@ -730,7 +730,7 @@ fn frame_with_priority_tag_stays_hidden() {
 /// IPVS drops packets to a service's address that end within their transport header, whatever
 /// protocols the services have. The host would answer with an ICMP error about the protocol.
 #[test]
-fn packets_with_incomplete_transport_header_are_hidden() {
+fn packets_to_service_address_with_incomplete_transport_header_are_hidden() {
     const SCTP: u8 = Protocol::SCTP.0;
     const AH: u8 = 51;
     let net = net();
@@ -831,7 +831,7 @@ fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
 
 /// The host removes any number of tags of VLAN 0.
 #[test]
-fn packets_with_several_priority_tags_are_hidden() {
+fn packets_to_service_with_several_priority_tags_are_hidden() {
     let net = net();
     let host = net.director.run(|| UdpSocket::bind("10.1.0.1:7").unwrap());
     let to = net.director.run(|| {

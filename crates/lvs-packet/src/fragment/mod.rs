@@ -93,11 +93,11 @@ mod tests {
     }
 
     fn push(r: &Reassembler, frame: &Frame, now: Instant) -> Result<Option<Assembled>, FrameDrop> {
-        let p = parse::ip(frame.bytes(), false).expect("valid");
+        let p = parse::ip(frame.bytes(), false).expect("the packet is valid");
         r.push(
             frame.bytes(),
             &p,
-            p.fragment.expect("a fragment"),
+            p.fragment.expect("the packet is a fragment"),
             true,
             now,
         )
@@ -113,11 +113,12 @@ mod tests {
         let r = Reassembler::default();
         let mut done = None;
         for (i, piece) in pieces.iter().enumerate() {
-            done = push(&r, piece, Instant::ZERO).expect("no contradiction");
+            done =
+                push(&r, piece, Instant::ZERO).expect("the fragments do not contradict each other");
             assert_eq!(done.is_some(), i + 1 == n);
         }
         assert_eq!(r.memory(), 0);
-        done.expect("complete")
+        done.expect("the datagram is complete")
     }
 
     proptest! {
@@ -145,7 +146,7 @@ mod tests {
             let done = reassembled(&mut pieces, seed);
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
             let sizes = done.history.behind(ipv6::unfragmentable(&ip).0, 0);
-            let again = Cutter::v6(done.frame.bytes(), mtu, Some(&sizes), 1).expect("fits");
+            let again = Cutter::v6(done.frame.bytes(), mtu, Some(&sizes), 1).expect("the packet can be fragmented");
             prop_assert_eq!(again.count(), n);
         }
 
@@ -186,7 +187,7 @@ mod tests {
             let done = reassembled(&mut pieces, seed);
             prop_assert_eq!(done.frame.bytes(), &ip[..]);
             prop_assert_eq!(Some(done.history.longest), longest);
-            let again = Cutter::v4(done.frame.bytes(), mtu, Some(&done.history.sizes), false).expect("fits");
+            let again = Cutter::v4(done.frame.bytes(), mtu, Some(&done.history.sizes), false).expect("the packet can be fragmented");
             prop_assert_eq!(again.count(), n);
         }
     }
@@ -237,7 +238,7 @@ mod tests {
         // The overlap begins within the first fragment and ends after it.
         let overlap = other.iter().find(|piece| {
             let header = ipv6::walk(piece.bytes()).and_then(|chain| chain.fragment);
-            let (header, _) = header.expect("a fragment");
+            let (header, _) = header.expect("the packet is a fragment");
             let end = header.offset + piece.len() - 48;
             header.offset < 1232 && end > 1232
         });
@@ -270,7 +271,7 @@ mod tests {
         }
         assert!(
             taken > 2000 && taken + refused == 20_000,
-            "{taken} and {refused}"
+            "{taken} fragments were accepted and {refused} refused, of 20,000"
         );
         let later = Instant::ZERO + TIMEOUT;
         r.expire(Instant::from_nanos(later.as_nanos() - 1));

@@ -409,7 +409,7 @@ impl Reassembler {
         }
     }
 
-    /// Number of stored fragments.
+    /// Number of fragments that wait for the rest of their datagrams.
     pub fn waiting(&self) -> usize {
         let of_shard = |shard: &Mutex<HashMap<Key, Queue>>| {
             let queues = lock(shard);

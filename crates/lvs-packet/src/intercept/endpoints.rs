@@ -9,16 +9,16 @@ use crate::shared_map::SharedSet;
 /// An address, a protocol and a port; port 0 is every port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Endpoint {
-    /// The address.
+    /// The address of the endpoint.
     pub address: IpAddr,
-    /// The IP protocol.
+    /// The IP protocol of the endpoint's packets.
     pub protocol: Protocol,
     /// The port, 0 for all.
     pub port: u16,
 }
 
 impl Endpoint {
-    /// The endpoint at `addr`.
+    /// The endpoint with this protocol, and with the address and port of `addr`.
     pub const fn new(protocol: Protocol, addr: SocketAddr) -> Self {
         Self {
             address: addr.ip(),

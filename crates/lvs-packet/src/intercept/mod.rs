@@ -85,7 +85,7 @@ fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
 /// real server's replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalClient {
-    /// The IP protocol.
+    /// The IP protocol of the connection.
     pub protocol: Protocol,
     /// The real server, the source of the replies.
     pub server: SocketAddr,
@@ -421,8 +421,8 @@ mod tests {
     /// On the other ports, the host itself must answer, even while the shield of a killed dataplane
     /// remains.
     #[test]
-    fn mark_rule_intercepts_other_ports_only_above_limit_or_for_ftp() {
-        let rule = |words: &[&str]| MarkRule::parse(words).expect("a rule");
+    fn mark_rule_intercepts_only_its_ports_unless_without_ports_above_limit_or_for_ftp() {
+        let rule = |words: &[&str]| MarkRule::parse(words).expect("the rule is valid");
         let to = |spec: &Intercept, protocol, port| {
             spec.is_to_service(&Tuple::new(
                 protocol,
@@ -494,13 +494,13 @@ mod tests {
         let control = &mut director.control;
         control
             .add_service(key, config.clone(), None)
-            .expect("a new service");
+            .expect("the service is new");
         let direct = ServerConfig::new(1, Forwarding::Route);
         control
             .add_server(&key, server, &direct, now)
-            .expect("a new server");
+            .expect("the server is new");
         let persistent = Intercept::of(control, &Intercept::default());
-        let any = any_port(key, &[]).expect("an FTP service");
+        let any = any_port(key, &[]).expect("the service is for FTP");
         assert!(persistent.services.contains(&any));
 
         let verdict = director.handle_packet(
@@ -517,7 +517,7 @@ mod tests {
         let control = &mut director.control;
         control
             .edit_service(&key, config, None)
-            .expect("a known service");
+            .expect("the service exists");
         let plain = Intercept::of(control, &persistent);
         assert!(
             plain.services.contains(&any),

@@ -139,7 +139,7 @@ impl Pipeline {
         }
     }
 
-    /// Milliseconds since midnight UTC.
+    /// The time `now` in milliseconds since midnight (UTC).
     fn time_of_day(&self, now: Instant) -> u32 {
         const DAY_MS: u128 = 86_400_000;
         let since = self.common.midnight + now.saturating_since(Instant::ZERO);

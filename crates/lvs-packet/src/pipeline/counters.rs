@@ -79,7 +79,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Number of received frames.
+    /// Number of frames that the worker has received.
     received: u64,
     /// Number of datagrams that were reassembled from fragments.
     reassembled: u64,
@@ -183,7 +183,7 @@ mod tests {
         let doubled = |text: &str| {
             text.split(|c: char| !c.is_ascii_digit())
                 .filter(|number| !number.is_empty())
-                .map(|number| number.parse::<u64>().expect("a number"))
+                .map(|number| number.parse::<u64>().expect("the text is a number"))
                 .map(|number| 2 * number)
                 .collect::<Vec<_>>()
         };

@@ -73,6 +73,8 @@ impl Pipeline {
     }
 
     /// Translates a request if its method requires it, and sends it to the server by the next hop.
+    /// If the request is too long for this hop, its sender receives an ICMP error instead. With
+    /// NAT, a request of this host is held until the replies to it are intercepted.
     fn forward_by<N: Net>(
         &mut self,
         hop: &NextHop,

@@ -59,7 +59,7 @@ use self::warm::{AHEAD, Known};
 
 /// The director, which decides on packets.
 pub trait Decide {
-    /// Decides on a datagram.
+    /// Decides on a datagram other than an ICMP error.
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict;
 
     /// Decides on an ICMP error about a packet.

@@ -27,7 +27,7 @@ pub enum Request {
     AddressConflict {
         /// The port on which the claim arrived.
         port: PortId,
-        /// The claimed address.
+        /// The address that the other host claims.
         addr: IpAddr,
         /// The link-layer address of the other host.
         mac: Mac,
@@ -65,7 +65,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// An empty output.
+    /// An output without frames and requests.
     pub fn new() -> Self {
         Self::default()
     }

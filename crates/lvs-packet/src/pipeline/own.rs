@@ -53,8 +53,9 @@ impl Pipeline {
         }
     }
 
-    /// Builds an ICMP error about the packet in `frame`, and sends it to the packet's source. An
-    /// error to a virtual address is stored for [`Self::finish_own_error`].
+    /// Builds an ICMP error about the packet in `frame`, and sends it to the packet's source,
+    /// unless such a packet must not be answered or the rate limit forbids it. An error to a
+    /// virtual address is not sent, but stored for [`Self::finish_own_error`].
     pub(super) fn icmp_error<N: Net>(
         &mut self,
         kind: ErrorKind,

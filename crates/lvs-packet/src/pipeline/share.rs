@@ -17,7 +17,7 @@ use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, be16, ethernet, 
 /// The number of a pipeline's worker, and the rule that divides packets among workers.
 #[derive(Clone, Debug)]
 pub struct Share {
-    /// The worker's number.
+    /// The number of this worker, from 0.
     pub number: usize,
     /// The rule that divides packets among the workers.
     pub steering: Arc<Steering>,

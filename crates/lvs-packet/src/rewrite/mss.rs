@@ -110,7 +110,7 @@ mod tests {
             .tcp(1, 2, 3, 4)
             .syn()
             .options_raw(options)
-            .expect("at most 40 bytes")
+            .expect("the options have at most 40 bytes")
             .write(&mut ip, &[])
             .expect("writing to a vector succeeds");
         (ip, if six { 40 } else { 20 })
@@ -118,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn checksum_is_correct_after_mss_change(six: bool, pad in 0usize..4, asked: u16, limit in 536u16.., partial: bool) {
+        fn mss_clamp_lowers_only_larger_size_and_keeps_checksum_correct(six: bool, pad in 0usize..4, asked: u16, limit in 536u16.., partial: bool) {
             let mut options = vec![NOP; pad];
             options.extend([MSS, MSS_LEN]);
             options.extend(asked.to_be_bytes());
@@ -127,15 +127,15 @@ mod tests {
             if partial {
                 let sum = Sum::ZERO.pseudo(ip_src(&ip), ip_dst(&ip), 6, ip.len() - l4).fold();
                 put16(frame.bytes_mut(), l4 + 16, sum);
-                let start = u16::try_from(l4).expect("small");
+                let start = u16::try_from(l4).expect("the number is small");
                 frame.offload.checksum = Some(PartialChecksum { start, offset: 16 });
             }
-            let packet = parse::ip(&ip, false).expect("valid");
+            let packet = parse::ip(&ip, false).expect("the packet is valid");
             prop_assert!(opens(&ip, &packet));
             prop_assert_eq!(clamp(&mut frame, &packet, limit), asked > limit);
-            finish_checksum(&mut frame).expect("in bounds");
+            finish_checksum(&mut frame).expect("the checksum field is inside the packet");
             prop_assert!(checksum_ok(frame.bytes(), l4, 6));
-            let (headers, _) = etherparse::TcpHeader::from_slice(&frame.bytes()[l4..]).expect("a header");
+            let (headers, _) = etherparse::TcpHeader::from_slice(&frame.bytes()[l4..]).expect("the bytes are a TCP header");
             let reported = headers.options_iterator().find_map(|option| match option {
                 Ok(TcpOptionElement::MaximumSegmentSize(size)) => Some(size),
                 _ => None,
@@ -146,7 +146,7 @@ mod tests {
         #[test]
         fn mss_parser_of_any_options_does_not_panic(options in proptest::collection::vec(any::<u8>(), 0..40), cut in 0usize..60) {
             let (mut ip, _) = syn(false, &options);
-            let packet = parse::ip(&ip, false).expect("valid");
+            let packet = parse::ip(&ip, false).expect("the packet is valid");
             ip.truncate(ip.len().saturating_sub(cut));
             let len = ip.len();
             let mut frame = Frame::from_bytes(&ip);

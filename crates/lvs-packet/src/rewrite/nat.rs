@@ -294,7 +294,7 @@ mod tests {
             assert_eq!(header.calc_header_checksum(), header.header_checksum);
         }
         let (src, dst) = (ip_src(ip), ip_dst(ip));
-        match sliced.transport.expect("a transport header") {
+        match sliced.transport.expect("the packet has a transport header") {
             TransportSlice::Tcp(tcp) => {
                 let header = tcp.to_header();
                 let sum = match (src, dst) {
@@ -304,9 +304,9 @@ mod tests {
                     (IpAddr::V6(src), IpAddr::V6(dst)) => {
                         header.calc_checksum_ipv6_raw(src.octets(), dst.octets(), tcp.payload())
                     }
-                    _ => panic!("two versions"),
+                    _ => panic!("the addresses have different IP versions"),
                 };
-                assert_eq!(sum.expect("short"), tcp.checksum());
+                assert_eq!(sum.expect("the packet is short"), tcp.checksum());
             }
             TransportSlice::Udp(udp) => {
                 let header = udp.to_header();
@@ -317,11 +317,11 @@ mod tests {
                     (IpAddr::V6(src), IpAddr::V6(dst)) => {
                         header.calc_checksum_ipv6_raw(src.octets(), dst.octets(), udp.payload())
                     }
-                    _ => panic!("two versions"),
+                    _ => panic!("the addresses have different IP versions"),
                 };
-                assert_eq!(sum.expect("short"), udp.checksum());
+                assert_eq!(sum.expect("the packet is short"), udp.checksum());
             }
-            other => panic!("unexpected {other:?}"),
+            other => panic!("the packet is neither TCP nor UDP: {other:?}"),
         }
     }
 
@@ -375,10 +375,11 @@ mod tests {
                 start: tcp as u16,
                 offset: 16,
             });
-            let packet = parse::ip(frame.bytes(), false).expect("valid");
+            let packet = parse::ip(frame.bytes(), false).expect("the packet is valid");
             let to: IpAddr = if six { [9; 16].into() } else { [9; 4].into() };
-            translate(&mut frame, &packet, end, SocketAddr::new(to, 4790)).expect("long enough");
-            segment::finish_checksum(&mut frame).expect("in bounds");
+            translate(&mut frame, &packet, end, SocketAddr::new(to, 4790))
+                .expect("the packet is long enough");
+            segment::finish_checksum(&mut frame).expect("the checksum field is inside the packet");
             check(frame.bytes());
             check(&frame.bytes()[inner..]);
         }
@@ -414,13 +415,15 @@ mod tests {
                 header_len: 0,
                 ecn: false,
             });
-            let packet = parse::ip(frame.bytes(), true).expect("valid");
+            let packet = parse::ip(frame.bytes(), true).expect("the packet is valid");
             let to = SocketAddr::from(([9; 4], 4790));
-            translate(&mut frame, &packet, end, to).expect("long enough");
-            let packet = parse::ip(frame.bytes(), true).expect("valid");
-            let cut = Cut::new(&frame, &packet).expect("consistent");
-            let cut = cut.expect("an aggregate");
-            let segments = cut.segments(&frame, &packet).expect("a few");
+            translate(&mut frame, &packet, end, to).expect("the packet is long enough");
+            let packet = parse::ip(frame.bytes(), true).expect("the packet is valid");
+            let cut = Cut::new(&frame, &packet).expect("the offload request fits the packet");
+            let cut = cut.expect("the packet is a super-packet");
+            let segments = cut
+                .segments(&frame, &packet)
+                .expect("the number is within the limit");
             for (index, segment) in segments.enumerate() {
                 let mut out = Frame::with_capacity(segment.len());
                 assert!(segment.write(&mut out), "{index}");
@@ -462,10 +465,10 @@ mod tests {
             if partial {
                 frame.offload.checksum = Some(PartialChecksum { start: l4 as u16, offset: (field - l4) as u16 });
             }
-            let packet = parse::ip(frame.bytes(), false).expect("valid");
+            let packet = parse::ip(frame.bytes(), false).expect("the packet is valid");
             let end = if source { End::Source } else { End::Destination };
-            translate(&mut frame, &packet, end, SocketAddr::new(to, port)).expect("long enough");
-            segment::finish_checksum(&mut frame).expect("in bounds");
+            translate(&mut frame, &packet, end, SocketAddr::new(to, port)).expect("the packet is long enough");
+            segment::finish_checksum(&mut frame).expect("the checksum field is inside the packet");
             check(frame.bytes());
             // Read the fields directly, because the parser refuses a multicast source.
             let bytes = frame.bytes();
@@ -486,9 +489,9 @@ mod tests {
             let mut ip = Vec::new();
             let kind = etherparse::Icmpv6Type::DestinationUnreachable(etherparse::icmpv6::DestUnreachableCode::Port);
             PacketBuilder::ipv6(server, client, 64).icmpv6(kind).write(&mut ip, &inner).expect("writing to a vector succeeds");
-            translate_icmp(&mut ip, 40, End::Source, SocketAddr::new(vip.into(), port), true).expect("whole headers");
+            translate_icmp(&mut ip, 40, End::Source, SocketAddr::new(vip.into(), port), true).expect("the headers are complete");
             let sliced = SlicedPacket::from_ip(&ip).expect("the bytes are a valid packet");
-            let Some(TransportSlice::Icmpv6(message)) = sliced.transport else { panic!("not ICMPv6") };
+            let Some(TransportSlice::Icmpv6(message)) = sliced.transport else { panic!("the packet is not ICMPv6") };
             prop_assert!(message.is_checksum_valid(vip, client));
             prop_assert_eq!(ip_dst(message.payload()), IpAddr::from(vip));
             prop_assert_eq!(be16(message.payload(), 42), port);

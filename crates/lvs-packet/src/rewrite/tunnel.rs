@@ -38,7 +38,7 @@ const GUE_PROTOCOL: usize = UDP_LEN + 1;
 pub mod gre {
     use crate::wire::Field;
 
-    /// Flags and version.
+    /// Flags and version of GRE.
     pub const FLAGS: Field = 0..2;
     /// EtherType of the inner packet.
     pub const PROTOCOL: Field = 2..4;
@@ -57,7 +57,7 @@ const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 pub struct Outer {
     /// The director's source address on the route to the server.
     pub src: IpAddr,
-    /// The server's address.
+    /// The address of the server.
     pub dst: IpAddr,
     /// The encapsulation between the two IP headers.
     pub tunnel: Tunnel,
@@ -121,7 +121,7 @@ impl Template {
         })
     }
 
-    /// The headers.
+    /// The bytes of the outer headers.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -376,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn outer_headers_agree_with_etherparse(tunnel in tunnels(), six: bool, over6: bool, class: u8, ttl in 1u8.., df: bool, len in 0usize..3000) {
+        fn outer_tunnel_headers_agree_with_etherparse(tunnel in tunnels(), six: bool, over6: bool, class: u8, ttl in 1u8.., df: bool, len in 0usize..3000) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], ttl)
@@ -395,10 +395,10 @@ mod tests {
             } else {
                 ([3; 4].into(), [4; 4].into())
             };
-            let packet = parse::ip(&ip, false).expect("valid");
+            let packet = parse::ip(&ip, false).expect("the packet is valid");
             let outer = Outer { src, dst, tunnel, source_port: source_port(&packet), id: 7, df };
             let mut frame = Frame::from_bytes(&ip);
-            encapsulate(&mut frame, &outer).expect("room");
+            encapsulate(&mut frame, &outer).expect("the space suffices");
             let bytes = frame.bytes();
             prop_assert_eq!(bytes.len(), ip.len() + overhead(tunnel, dst));
             let headers = bytes.len() - ip.len();
@@ -406,7 +406,7 @@ mod tests {
 
             let want_class = if class & 3 == 3 { class & !1 } else { class };
             let sliced = SlicedPacket::from_ip(bytes).expect("the bytes are a valid packet");
-            let protocol = match sliced.net.as_ref().expect("an IP header") {
+            let protocol = match sliced.net.as_ref().expect("the packet has an IP header") {
                 NetSlice::Ipv4(net) => {
                     let header = net.header().to_header();
                     prop_assert_eq!(header.calc_header_checksum(), header.header_checksum);
@@ -433,7 +433,7 @@ mod tests {
                     }
                 }
                 Tunnel::Gue { checksum, .. } => {
-                    let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("not UDP") };
+                    let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("the packet is not UDP") };
                     prop_assert_eq!(udp.destination_port(), 6080);
                     prop_assert!((32768..=60999).contains(&udp.source_port()));
                     prop_assert_eq!(&udp.payload()[..4], &[0, inner, 0, 0][..]);

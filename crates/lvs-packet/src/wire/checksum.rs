@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct Sum(u64);
 
 impl Sum {
-    /// An empty sum.
+    /// The sum of no bytes.
     pub const ZERO: Self = Self(0);
 
     /// Adds `bytes` to the sum; a zero byte completes an odd number of bytes.
@@ -37,7 +37,7 @@ impl Sum {
         Self(self.0 + u64::from(fold(acc).to_be()))
     }
 
-    /// Adds an address.
+    /// Adds the bytes of an address to the sum.
     #[inline]
     #[must_use]
     pub fn addr(self, addr: IpAddr) -> Self {
@@ -88,7 +88,7 @@ const fn fold(mut acc: u64) -> u16 {
 pub struct Delta(u64);
 
 impl Delta {
-    /// No change.
+    /// The effect of no change.
     pub const NONE: Self = Self(0);
 
     /// Records that a 16-bit word changes.

@@ -5,11 +5,11 @@
 pub mod field {
     use crate::wire::Field;
 
-    /// Type.
+    /// Offset of the message's type.
     pub const TYPE: usize = 0;
-    /// Code.
+    /// Offset of the message's code.
     pub const CODE: usize = 1;
-    /// Checksum.
+    /// Checksum of the message.
     pub const CHECKSUM: Field = 2..4;
     /// The second word, which depends on the type. An ICMPv6 "packet too big" has the MTU here.
     pub const REST: Field = 4..8;
@@ -39,9 +39,9 @@ pub enum ErrorKind {
     ParameterProblem(u8),
     /// An error of another host, which the dataplane forwards.
     Relayed {
-        /// Type of the error.
+        /// Type of the ICMP error.
         kind: u8,
-        /// Code of the error.
+        /// Code of the ICMP error.
         code: u8,
         /// The second word of the ICMP header.
         rest: [u8; 4],

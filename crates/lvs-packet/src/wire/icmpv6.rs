@@ -7,9 +7,9 @@ use super::icmp_message::{self as icmp, ErrorKind};
 use super::{ipv6, put16};
 use crate::frame::Frame;
 
-/// The protocol number.
+/// Protocol number of ICMPv6.
 pub const PROTOCOL: u8 = 58;
-/// Echo request.
+/// Type of an echo request.
 pub const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
 /// Hop limit of packets that the dataplane sends itself.
@@ -127,7 +127,7 @@ mod tests {
     fn check(ip: &[u8]) -> Icmpv6Type {
         let sliced = SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
         let Some(TransportSlice::Icmpv6(message)) = sliced.transport else {
-            panic!("not ICMPv6");
+            panic!("the packet is not ICMPv6");
         };
         assert!(message.is_checksum_valid(ipv6::src(ip).octets(), ipv6::dst(ip).octets()));
         message.icmp_type()

@@ -211,13 +211,14 @@ mod tests {
         let mut ip = vec![0; 20];
         ip.extend(options);
         ip.resize(ip.len().next_multiple_of(4), 0);
-        ip[0] = 0x40 | u8::try_from(ip.len() / 4).expect("short");
+        ip[0] = 0x40 | u8::try_from(ip.len() / 4).expect("the packet is short");
         ip
     }
 
     fn filled(options: &[u8]) -> Vec<u8> {
         let mut ip = packet(options);
-        let wanted = read(&ip, |addr| addr == OWN || addr == NEAR).expect("well formed");
+        let wanted =
+            read(&ip, |addr| addr == OWN || addr == NEAR).expect("the options are well formed");
         wanted.fill(&mut ip, OWN, NEAR, 0x0102_0304);
         ip[20..20 + options.len()].to_vec()
     }

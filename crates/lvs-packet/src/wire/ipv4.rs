@@ -16,7 +16,7 @@ pub mod field {
     pub const TOS: usize = 1;
     /// Length of the packet in bytes.
     pub const TOTAL_LEN: Field = 2..4;
-    /// Identification.
+    /// Identification of the datagram.
     pub const ID: Field = 4..6;
     /// Flags and fragment offset.
     pub const FLAGS: Field = 6..8;
@@ -47,13 +47,13 @@ pub fn header_len(ip: &[u8]) -> usize {
     usize::from(ip.first().map_or(0, |b| b & 0x0f)) * 4
 }
 
-/// The source address.
+/// The source address of the IPv4 packet `ip`.
 #[inline]
 pub fn src(ip: &[u8]) -> Ipv4Addr {
     Ipv4Addr::from_bits(be32(ip, field::SOURCE))
 }
 
-/// The destination address.
+/// The destination address of the IPv4 packet `ip`.
 #[inline]
 pub fn dst(ip: &[u8]) -> Ipv4Addr {
     Ipv4Addr::from_bits(be32(ip, field::DESTINATION))
@@ -118,7 +118,7 @@ pub fn set_congestion(ip: &mut [u8]) {
     }
 }
 
-/// Computes the header checksum.
+/// Computes the checksum of the IPv4 header of `ip`, and writes it into the header.
 pub fn finish_header(ip: &mut [u8]) {
     put16(ip, field::CHECKSUM, 0);
     let len = header_len(ip).min(ip.len());

@@ -29,9 +29,9 @@ pub mod fragment_field {
 
     /// The type of the header after this one.
     pub const NEXT_HEADER: usize = 0;
-    /// Offset and "more fragments".
+    /// Offset of the fragment, and the flag "more fragments".
     pub const OFFSET: Field = 2..4;
-    /// Identification.
+    /// Identification of the datagram.
     pub const ID: Field = 4..8;
 }
 
@@ -65,13 +65,13 @@ fn addr(ip: &[u8], field: Field) -> Ipv6Addr {
     Ipv6Addr::from(octets)
 }
 
-/// The source address.
+/// The source address of the IPv6 packet `ip`.
 #[inline]
 pub fn src(ip: &[u8]) -> Ipv6Addr {
     addr(ip, field::SOURCE)
 }
 
-/// The destination address.
+/// The destination address of the IPv6 packet `ip`.
 #[inline]
 pub fn dst(ip: &[u8]) -> Ipv6Addr {
     addr(ip, field::DESTINATION)
@@ -111,7 +111,7 @@ pub fn set_congestion(ip: &mut [u8]) {
     put16(ip, field::CLASS, word);
 }
 
-/// Decrements the hop limit.
+/// Decrements the hop limit of the IPv6 packet `ip`.
 #[inline]
 pub fn decrement_hop_limit(ip: &mut [u8]) {
     if let Some(hops) = ip.get_mut(field::HOP_LIMIT) {
@@ -166,7 +166,7 @@ pub struct FragmentHeader {
     pub id: u32,
     /// Offset of the payload of this fragment, in bytes.
     pub offset: usize,
-    /// Whether more fragments follow.
+    /// Whether the datagram has fragments after this one.
     pub more: bool,
 }
 
@@ -332,9 +332,9 @@ mod tests {
         chain.extend([6, 0, 0, 1, 0, 0, 0, 9]);
         chain.extend([0; 20]);
         let ip = header(HOP_BY_HOP, &chain);
-        let found = walk(&ip).expect("whole");
+        let found = walk(&ip).expect("the headers are complete");
         assert_eq!((found.protocol, found.l4, found.named_at), (6, 72, 64));
-        let (fragment, announced) = found.fragment.expect("a fragment header");
+        let (fragment, announced) = found.fragment.expect("the packet has a fragment header");
         assert_eq!((fragment.at, fragment.id, announced), (64, 9, 48));
         assert!(fragment.more && fragment.offset == 0);
         assert_eq!(unfragmentable(&ip), (64, 48));
@@ -391,7 +391,7 @@ mod tests {
             decrement_hop_limit(&mut ip);
             finish_len(&mut ip);
             let (headers, _) = IpHeaders::from_slice(&ip).expect("the bytes are a valid header");
-            let (after, _) = headers.ipv6().expect("IPv6");
+            let (after, _) = headers.ipv6().expect("the header is an IPv6 header");
             prop_assert_eq!((after.source, after.destination, after.hop_limit, after.payload_length), (c, d, hops - 1, 11));
         }
     }

@@ -23,7 +23,7 @@ use std::ops::Range;
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// All stations.
+    /// The broadcast address.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
     /// Whether the address is a group address (broadcast included).
@@ -50,9 +50,9 @@ impl std::fmt::Debug for Mac {
 pub mod ethernet {
     use super::Field;
 
-    /// The receiver's address.
+    /// Link-layer address of the receiver.
     pub const DESTINATION: Field = 0..6;
-    /// The sender's address.
+    /// Link-layer address of the sender.
     pub const SOURCE: Field = 6..12;
     /// The EtherType of the payload.
     pub const ETHERTYPE: Field = 12..14;

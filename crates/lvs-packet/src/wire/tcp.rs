@@ -23,9 +23,9 @@ pub mod field {
     pub const ACKNOWLEDGEMENT: Field = 8..12;
     /// Offset of the byte whose upper half is the length of the header in words of 32 bits.
     pub const DATA_OFFSET: usize = 12;
-    /// Flags.
+    /// Offset of the byte with the flags of [`TcpFlags`].
     pub const FLAGS: usize = 13;
-    /// Checksum.
+    /// Checksum of the segment and of the pseudo-header.
     pub const CHECKSUM: Field = 16..18;
     /// Urgent pointer.
     pub const URGENT: Field = 18..20;

@@ -98,7 +98,7 @@ fn udp_services(config: &ServerConfig, flags: ServiceFlags) -> DirectorLab {
 /// The error is sent to the server of the connection, whether the VIP is on the dataplane or on the
 /// host. An error without a connection is passed to the host, if the host has the VIP.
 #[test]
-fn error_about_reply_of_vip_is_relayed_to_its_server() {
+fn icmp_error_about_direct_reply_is_sent_to_server_of_its_connection() {
     let direct = ServerConfig::new(1, Forwarding::Route);
     for own in [false, true] {
         let mut lab = udp_services(&direct, ServiceFlags::default());
@@ -231,7 +231,7 @@ fn short_icmp_packet_in_transit_is_passed_to_host() {
 /// The kernel's IPVS drops packets with a truncated transport header at every address of the host,
 /// if there is any service. The dataplane drops them only at addresses with services.
 #[test]
-fn short_packet_to_address_without_service_is_passed_to_host() {
+fn truncated_tcp_packet_to_address_without_service_is_passed_to_host() {
     const HOST6: &str = "fd00:50::2";
     let mut lab = nat();
     lab.net.local.insert(addr(HOST6));
@@ -260,7 +260,7 @@ fn short_packet_to_address_without_service_is_passed_to_host() {
 /// The kernel's host writes into the options of a forwarded error. Its IPVS then drops the error as
 /// damaged.
 #[test]
-fn icmp_error_quoting_filled_in_options_is_translated() {
+fn icmp_error_with_ip_options_is_translated_and_options_are_filled_in() {
     let mut lab = nat();
     let request = udp((CLIENT, 4000), (VIP, 53), b"question");
     let forwarded = only(lab.request(&request, Offload::default()), SERVERS);
@@ -369,8 +369,9 @@ fn path_mtu_of_host_does_not_limit_replies() {
 
 const GUE: u16 = 6080;
 
-/// An ICMP error of a router on the path to the server, about a tunnel packet of this kind that
-/// contains `inner`. The reported path MTU is 1,200 bytes.
+/// Sends the director an ICMP error of a router on the path to the server, about a tunnel packet of
+/// this kind that contains `inner`, and returns the packets that the director sends then. The
+/// reported path MTU is 1,200 bytes.
 fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);
@@ -451,7 +452,8 @@ fn tunnel_path_mtu_is_learned_without_connection() {
     assert_eq!(reported.bytes()[26..28], 1180_u16.to_be_bytes());
 }
 
-/// The MTU in the first ICMP error to the client.
+/// The MTU in the ICMP error that the client receives after a [`complaint`] about its packet to
+/// `port`.
 fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
     let reported = only(complaint(lab, Tunnel::Ipip, &long(port)), CLIENTS);
     u16::from_be_bytes([reported.bytes()[26], reported.bytes()[27]])
@@ -461,7 +463,7 @@ fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
 /// dataplane sends such an error once for each path, and then reports the path MTU to the clients
 /// of all services.
 #[test]
-fn first_icmp_error_reports_mtu_of_route_once_for_all_services() {
+fn tunnel_icmp_errors_report_route_mtu_until_packet_uses_path_mtu_for_all_services() {
     let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());
     let key = ServiceKey::Address {
         protocol: Protocol::UDP,

@@ -85,7 +85,9 @@ struct Seen {
 impl Bench {
     fn new(method: Forwarding, six: bool, on_server_down: OnServerDown) -> Self {
         let addr = |v4: &str, v6: &str| -> SocketAddr {
-            if six { v6 } else { v4 }.parse().expect("an address")
+            if six { v6 } else { v4 }
+                .parse()
+                .expect("the address is valid")
         };
         let virt = addr("198.51.100.1:80", "[2001:db8:1::1]:80");
         let port = if method == Forwarding::Nat { 8080 } else { 80 };
@@ -230,17 +232,17 @@ impl Bench {
     /// Parses a reset, after removing its tunnel headers.
     fn read(&self, (port, frame): &(PortId, Vec<u8>)) -> Seen {
         let mut ip = &frame[14..];
-        let outer = parse::ip(ip, false).expect("a packet");
+        let outer = parse::ip(ip, false).expect("the bytes are a valid packet");
         if self.method == Forwarding::Tunnel && *port == SERVERS {
             assert_eq!(outer.dst, self.server.ip());
             ip = &ip[outer.l4..];
         }
-        let packet = parse::ip(ip, false).expect("a packet");
+        let packet = parse::ip(ip, false).expect("the bytes are a valid packet");
         assert!(
             tcp::checksum_ok(ip, packet.l4, 6),
             "the TCP checksum is wrong"
         );
-        let sliced = SlicedPacket::from_ip(ip).expect("a packet");
+        let sliced = SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
         let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
             panic!("the packet is not TCP");
         };
@@ -259,7 +261,7 @@ impl Bench {
 const METHODS: [Forwarding; 3] = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel];
 
 #[test]
-fn resets_have_expected_sequence_numbers_at_both_ends() {
+fn resets_of_removed_server_have_numbers_expected_by_client_and_server() {
     for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();
@@ -292,7 +294,7 @@ fn resets_have_expected_sequence_numbers_at_both_ends() {
 }
 
 #[test]
-fn client_of_offloaded_connection_gets_syn_ack_and_then_correct_reset() {
+fn client_of_offloaded_connection_of_removed_server_is_probed_and_then_reset() {
     for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();
@@ -310,14 +312,14 @@ fn client_of_offloaded_connection_gets_syn_ack_and_then_correct_reset() {
         let Verdict::Forward(forward) = verdict else {
             panic!("{verdict:?}");
         };
-        let conn = forward.conn.expect("a connection");
+        let conn = forward.conn.expect("the packet has a connection");
         assert!(bench.decide.shard.publish(conn, 1, None));
         let asked = bench.take_down();
         let seen = bench.read(&asked[0]);
         assert_eq!((seen.asks, seen.to), (true, bench.client));
         let frames = bench.send(bench.by_client("A", 1301, 5777));
         let [frame] = &frames[..] else {
-            panic!("{method:?}: {} frames", frames.len());
+            panic!("{method:?}: {} frames were sent instead of 1", frames.len());
         };
         let seen = bench.read(frame);
         assert_eq!((seen.asks, seen.to, seen.seq), (false, bench.client, 5777));
@@ -334,7 +336,7 @@ fn challenge_acknowledgement_is_answered_with_correct_reset() {
         // RFC 5961 section 3.2: the client answers with the sequence number that it expects.
         let frames = bench.send(bench.by_client("A", 1301, 5777));
         let [frame] = &frames[..] else {
-            panic!("{method:?}: {} frames", frames.len());
+            panic!("{method:?}: {} frames were sent instead of 1", frames.len());
         };
         let seen = bench.read(frame);
         assert_eq!((seen.from, seen.to), (bench.virt, bench.client));
@@ -365,7 +367,7 @@ fn segment_with_wrong_checksum_gets_no_reset() {
 }
 
 #[test]
-fn removed_server_causes_no_reset_by_default() {
+fn removed_server_causes_no_reset_with_policy_kernel_or_drop() {
     for on_server_down in [OnServerDown::Kernel, OnServerDown::Drop] {
         let mut bench = Bench::new(Forwarding::Nat, false, on_server_down);
         bench.establish();

@@ -12,17 +12,19 @@ use lvs_packet::frame::Offload;
 /// Two packets wait for a neighbour that does not answer, and one has no route.
 #[test]
 fn undeliverable_packets_of_connection_count_for_their_service() {
-    let vip: SocketAddr = "10.0.0.80:80".parse().expect("an address");
+    let vip: SocketAddr = "10.0.0.80:80".parse().expect("the address is valid");
     let key = ServiceKey::tcp(vip);
     let mut lab = DirectorLab::new(|control| {
         let config = ServiceConfig::new(Family::V4, "rr");
-        control.add_service(key, config, None).expect("a service");
-        let server = "10.1.0.11:80".parse().expect("an address");
+        control
+            .add_service(key, config, None)
+            .expect("the service can be added");
+        let server = "10.1.0.11:80".parse().expect("the address is valid");
         let config = ServerConfig::new(1, Forwarding::Nat);
         let now = lvs_core::Instant::ZERO;
         control
             .add_server(&key, server, &config, now)
-            .expect("a server");
+            .expect("the server can be added");
     });
     lab.net.all_neighbours = None;
     let packet = |to: [u8; 4], len: usize| {
@@ -31,7 +33,7 @@ fn undeliverable_packets_of_connection_count_for_their_service() {
             .tcp(4000, 80, 1, 500)
             .syn()
             .write(&mut ip, &vec![b'x'; len])
-            .expect("a packet");
+            .expect("writing to a vector succeeds");
         ip
     };
     let request = packet([10, 0, 0, 80], 0);

@@ -36,7 +36,7 @@ struct Ring {
 impl Ring {
     fn new(headroom: usize) -> Self {
         Self {
-            arena: Arena::new(4, HEADROOM + MAX_FRAME).expect("memory"),
+            arena: Arena::new(4, HEADROOM + MAX_FRAME).expect("memory is available"),
             headroom,
             next: 0,
         }

@@ -36,7 +36,9 @@ fn datagram(src: &str, dst: &str, len: usize) -> Vec<u8> {
             .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]))
             .sum();
         let sum = (sum & 0xffff) + (sum >> 16);
-        ip[10..12].copy_from_slice(&(!u16::try_from(sum).expect("folded")).to_be_bytes());
+        ip[10..12].copy_from_slice(
+            &(!u16::try_from(sum).expect("the sum fits into 16 bits")).to_be_bytes(),
+        );
     }
     ip
 }
@@ -123,7 +125,7 @@ fn nested_priority_tags_are_dropped() {
 }
 
 #[test]
-fn reverse_path_check_requires_route_to_source() {
+fn reverse_path_check_of_requests_follows_mode_and_route_to_source() {
     // Sources in the servers' network, without a route, and in the clients' network.
     let sources = [
         ("10.1.0.9:4000", "[fd00:1::9]:4000"),
@@ -160,8 +162,8 @@ fn reverse_path_check_requires_route_to_source() {
 /// lower), whether the reply belongs to a health check, and whether it must be dropped.
 #[test]
 fn reply_to_health_check_is_dropped_if_another_router_forwarded_it() {
-    let server: IpAddr = "10.1.0.11".parse().expect("an address");
-    let own = server_mac("10.1.0.11".parse().expect("an address"));
+    let server: IpAddr = "10.1.0.11".parse().expect("the address is valid");
+    let own = server_mac("10.1.0.11".parse().expect("the address is valid"));
     let source = Some(addr("10.0.0.80:53"));
     let Verdict::Reply(answer) = reply(source) else {
         unreachable!("reply() has returned another verdict")

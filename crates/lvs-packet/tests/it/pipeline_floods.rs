@@ -40,7 +40,7 @@ fn packet(src: SocketAddr, dst: SocketAddr, protocol: Protocol, data: &[u8]) -> 
 /// Packets to an echo service whose source is the service itself or the director, so that the
 /// answers would return to the director.
 #[test]
-fn packets_from_own_addresses_are_dropped() {
+fn packets_to_service_from_its_own_or_director_address_are_dropped() {
     for own in [false, true] {
         let mut lab = echo(Forwarding::Nat);
         if own {
@@ -51,7 +51,10 @@ fn packets_from_own_addresses_are_dropped() {
             for (vip, director) in [(VIP, CL_ADDR.into()), (VIP6, CL_ADDR6.into())] {
                 for src in [addr(vip), SocketAddr::new(director, 7)] {
                     let frame = from_client(&packet(src, addr(vip), protocol, b"again"));
-                    assert!(lab.send(CLIENTS, &frame).is_empty(), "{src} to {vip}");
+                    assert!(
+                        lab.send(CLIENTS, &frame).is_empty(),
+                        "a packet from {src} to {vip} was forwarded"
+                    );
                     sent += 1;
                 }
             }
@@ -93,7 +96,7 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
     packets.push(echo_request);
     // A first fragment: insert the fragment header before the UDP header.
     let mut fragment = packets[0].clone();
-    let len = u16::try_from(fragment.len() - 40 + 8).expect("short");
+    let len = u16::try_from(fragment.len() - 40 + 8).expect("the packet is short");
     fragment[4..6].copy_from_slice(&len.to_be_bytes());
     fragment[6] = 44;
     fragment.splice(40..40, [17, 0, 0, 1, 0, 0, 0, 9]);
@@ -180,10 +183,10 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
         ip[6] = 0; // may be fragmented
         ipv4::set_id(&mut ip, id);
         ipv4::finish_header(&mut ip);
-        let cut = Cutter::v4(&ip, 28, None, false).expect("8 bytes fit");
+        let cut = Cutter::v4(&ip, 28, None, false).expect("a fragment has room for 8 bytes");
         let mut pieces: Vec<Frame> = cut.frames().collect();
         assert_eq!(pieces.len(), 1024);
-        let last = pieces.pop().expect("many frames exist");
+        let last = pieces.pop().expect("many fragments exist");
         for piece in &pieces {
             assert!(lab.send(CLIENTS, &from_client(piece.bytes())).is_empty());
         }
@@ -202,8 +205,14 @@ fn tiny_fragments_are_sent_in_portions_without_large_buffers() {
         let mut last = all_but_the_last(&mut lab, 15);
         let (most, all, bytes) = in_portions(&mut lab, &mut last);
         assert_eq!(all, 15 * 1024, "{method:?}");
-        assert!(most <= 2 * 1024, "{most} of {all} at a time");
-        assert!(bytes < 1 << 20, "{bytes} bytes at a time");
+        assert!(
+            most <= 2 * 1024,
+            "{most} of {all} fragments are in memory at the same time"
+        );
+        assert!(
+            bytes < 1 << 20,
+            "{bytes} bytes are in memory at the same time"
+        );
         assert_eq!(lab.pipeline.common().reassembler.memory(), 0);
     }
 }
@@ -215,13 +224,16 @@ fn tiny_fragments_count_towards_memory_limit_with_overhead() {
     let refused = lab.pipeline.counters.dropped_for(FrameDrop::FragmentMemory);
     let waiting = lab.pipeline.common().reassembler.waiting() as u64;
     assert_eq!(refused + waiting, 50 * 1023);
-    assert!(waiting < 16_000, "{waiting} pieces of 8 bytes");
+    assert!(
+        waiting < 16_000,
+        "too many fragments of 8 bytes wait: {waiting}"
+    );
 }
 
 /// A batch of super-packets, with the smallest segments that are accepted, is sent into a tunnel.
 /// Each must be cut.
 #[test]
-fn super_packets_are_segmented_in_portions() {
+fn super_packets_are_segmented_in_portions_and_dropped_if_segments_are_tiny() {
     let mut lab = echo(Forwarding::Tunnel);
     let aggregate = |size: u16| {
         let ip = packet(
@@ -250,6 +262,12 @@ fn super_packets_are_segmented_in_portions() {
     let mut fine: Vec<Frame> = (0..64).map(|_| aggregate(127)).collect();
     let (most, all, bytes) = in_portions(&mut lab, &mut fine);
     assert_eq!(all, 64 * 512);
-    assert!(most <= 1024 + 512, "{most} at a time");
-    assert!(bytes < 2 << 20, "{bytes} bytes at a time");
+    assert!(
+        most <= 1024 + 512,
+        "{most} segments are in memory at the same time"
+    );
+    assert!(
+        bytes < 2 << 20,
+        "{bytes} bytes are in memory at the same time"
+    );
 }

@@ -78,7 +78,7 @@ impl Segment {
             let sum = Sum::ZERO.pseudo(src, dst, 6, ip.len() - l4).fold();
             put16(&mut ip, l4 + 16, sum);
             offload.checksum = Some(PartialChecksum {
-                start: u16::try_from(l4).expect("small"),
+                start: u16::try_from(l4).expect("the number is small"),
                 offset: 16,
             });
         }
@@ -99,7 +99,7 @@ impl Segment {
 
     /// Parses a sent packet, and checks its checksums.
     fn read(mut frame: Frame) -> Self {
-        finish_checksum(&mut frame).expect("in bounds");
+        finish_checksum(&mut frame).expect("the checksum field is inside the packet");
         let ip = frame.bytes();
         let l4 = if is_ipv6(ip) { 40 } else { 20 };
         let len = if l4 == 40 {
@@ -114,7 +114,8 @@ impl Segment {
         };
         assert_eq!(usize::from(len), ip.len());
         assert!(checksum_ok(ip, l4, 6), "{ip:02x?}");
-        let (header, payload) = TcpHeader::from_slice(&ip[l4..]).expect("a segment");
+        let (header, payload) =
+            TcpHeader::from_slice(&ip[l4..]).expect("the bytes are a TCP header");
         Self {
             src: SocketAddr::new(ip_src(ip), be16(ip, l4)),
             dst: SocketAddr::new(ip_dst(ip), be16(ip, l4 + 2)),
@@ -147,9 +148,9 @@ struct Talk {
 impl Talk {
     fn new(addrs: [&str; 3], first: [u32; 2], card: Card) -> Self {
         let [client, virt, server]: [SocketAddr; 3] =
-            addrs.map(|addr| addr.parse().expect("an address"));
+            addrs.map(|addr| addr.parse().expect("the address is valid"));
         let lab = DirectorLab::new(|control| {
-            control.set_ftp_ports(vec![21]).expect("one port");
+            control.set_ftp_ports(vec![21]).expect("the port is valid");
             let config = ServiceConfig::new(Family::of(&virt.ip()), "rr");
             let key = ServiceKey::tcp(virt);
             control
@@ -238,7 +239,7 @@ impl Talk {
         let len = payload.len() + usize::from(flags & SYN != 0);
         self.client_next = self
             .client_next
-            .wrapping_add(u32::try_from(len).expect("small"));
+            .wrapping_add(u32::try_from(len).expect("the number is small"));
         self.server_expects = self.client_next;
     }
 
@@ -252,7 +253,7 @@ impl Talk {
         assert_eq!(got.acknowledgement, self.client_next);
         let syn = usize::from(flags & SYN != 0);
         let advance = |number: &mut u32, len: usize| {
-            *number = number.wrapping_add(u32::try_from(len + syn).expect("small"));
+            *number = number.wrapping_add(u32::try_from(len + syn).expect("the number is small"));
         };
         advance(&mut self.server_next, payload.len());
         advance(&mut self.client_expects, got.payload.len());
@@ -272,7 +273,7 @@ impl Talk {
 const CARDS: [Card; 3] = [Card::Finished, Card::Unfinished, Card::Aggregate];
 
 #[test]
-fn ftp_passive_replies_are_rewritten() {
+fn ftp_passive_replies_are_rewritten_only_after_passive_command() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");
@@ -502,7 +503,7 @@ fn damaged_and_impossible_ftp_segments_are_dropped() {
     assert!(talk.send_request(&request).is_some());
     // A segment of the client is dropped in the same way before the server has answered the SYN.
     let first = Segment {
-        src: "192.0.2.7:40009".parse().expect("an address"),
+        src: "192.0.2.7:40009".parse().expect("the address is valid"),
         acknowledgement: 0,
         ..talk.request(SYN, b"")
     };
@@ -584,7 +585,7 @@ proptest! {
         let mut header = TcpHeader::new(talk.client.port(), 21, talk.client_next, 1000);
         header.ack = true;
         header.acknowledgment_number = talk.client_expects;
-        header.set_options_raw(&options).expect("at most 40");
+        header.set_options_raw(&options).expect("the options have at most 40 bytes");
         let mut ip = Vec::new();
         PacketBuilder::ipv4([192, 0, 2, 7], [10, 0, 0, 80], 64).tcp_header(header).write(&mut ip, b"NOOP\r\n").expect("writing to a vector succeeds");
         let sent = talk.lab.request(&ip, Offload::default());

@@ -33,7 +33,7 @@ struct Bed {
 }
 
 fn addr(ip: &str, port: u16) -> SocketAddr {
-    SocketAddr::new(ip.parse().expect("an address"), port)
+    SocketAddr::new(ip.parse().expect("the address is valid"), port)
 }
 
 fn services(control: &mut Control, six: usize) {
@@ -45,11 +45,11 @@ fn services(control: &mut Control, six: usize) {
         let family = if six == 0 { Family::V4 } else { Family::V6 };
         control
             .add_service(key, ServiceConfig::new(family, "rr"), None)
-            .expect("a service");
+            .expect("the service can be added");
         let server = ServerConfig::new(1, Forwarding::FullNat);
         control
             .add_server(&key, addr(SERVER[six], 8000 + port), &server, Instant::ZERO)
-            .expect("a server");
+            .expect("the server can be added");
     }
 }
 
@@ -61,17 +61,18 @@ impl Bed {
             max_connections: 1 << 12,
             ..Options::default()
         });
-        let pool = LOCAL.map(|local| LocalAddress::new(local.parse().expect("an address")));
+        let pool =
+            LOCAL.map(|local| LocalAddress::new(local.parse().expect("the address is valid")));
         director
             .control
             .set_local_pool(pool.to_vec(), false)
-            .expect("a pool");
+            .expect("the local addresses are valid");
         services(&mut director.control, 0);
         services(&mut director.control, 1);
         let mut intercept = Intercept::of(&director.control, &Intercept::default());
         let mut net = table();
         for ip in VIP {
-            let ip: IpAddr = ip.parse().expect("an address");
+            let ip: IpAddr = ip.parse().expect("the address is valid");
             net.vips.insert(ip);
             net.local.insert(ip);
         }
@@ -167,7 +168,7 @@ fn full_nat_translates_requests_and_replies_of_both_families_and_protocols() {
                 let mut bed = Bed::new(own);
                 let (virt, server) = if udp { (53, 8053) } else { (80, 8080) };
                 let (client, vip, server) = (
-                    CLIENT[six].parse().expect("an address"),
+                    CLIENT[six].parse().expect("the address is valid"),
                     addr(VIP[six], virt),
                     addr(SERVER[six], server),
                 );
@@ -205,7 +206,7 @@ fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
     for six in [0, 1] {
         let mut bed = Bed::new(true);
         let (client, vip, server) = (
-            CLIENT[six].parse().expect("an address"),
+            CLIENT[six].parse().expect("the address is valid"),
             addr(VIP[six], 53),
             addr(SERVER[six], 8053),
         );
@@ -229,13 +230,14 @@ fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
         };
         let l4 = if six == 0 { 20 } else { 40 };
         let check = |ip: &[u8]| {
-            let sliced = etherparse::SlicedPacket::from_ip(ip).expect("a packet");
-            match sliced.transport.expect("a message") {
+            let sliced =
+                etherparse::SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
+            match sliced.transport.expect("the packet has a transport header") {
                 etherparse::TransportSlice::Icmpv4(message) => assert!(message.checksum() != 0),
                 etherparse::TransportSlice::Icmpv6(message) => {
                     let octets = |addr: IpAddr| match addr {
                         IpAddr::V6(addr) => addr.octets(),
-                        IpAddr::V4(_) => panic!("not IPv6"),
+                        IpAddr::V4(_) => panic!("the address is not IPv6"),
                     };
                     assert!(message.is_checksum_valid(octets(ip_src(ip)), octets(ip_dst(ip))));
                 }
@@ -283,7 +285,10 @@ fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
 #[test]
 fn full_nat_super_packet_passes_whole() {
     let mut bed = Bed::new(true);
-    let (client, vip) = (CLIENT[0].parse().expect("an address"), addr(VIP[0], 80));
+    let (client, vip) = (
+        CLIENT[0].parse().expect("the address is valid"),
+        addr(VIP[0], 80),
+    );
     let syn = packet(false, client, vip, "syn", b"");
     bed.through(CLIENTS, &syn, Offload::default());
     let large = packet(false, client, vip, "ack", &[7; 20_000]);
@@ -315,12 +320,12 @@ proptest! {
         let mut bed = Bed::new(own);
         let (virt, port) = if udp { (53, 8053) } else { (80, 8080) };
         let (client, vip, server) =
-            (CLIENT[six].parse().expect("an address"), addr(VIP[six], virt), addr(SERVER[six], port));
+            (CLIENT[six].parse().expect("the address is valid"), addr(VIP[six], virt), addr(SERVER[six], port));
         let l4 = if six == 0 { 20 } else { 40 };
         let field = if udp { 6 } else { 16 };
         let mut local = None;
         for request in [true, false] {
-            let (src, dst) = if request { (client, vip) } else { (server, local.expect("a request came first")) };
+            let (src, dst) = if request { (client, vip) } else { (server, local.expect("a request was forwarded before the reply")) };
             let mut ip = packet(udp, src, dst, if request { "syn" } else { "ack" }, &payload);
             let mut offload = Offload::default();
             if unfinished {
@@ -328,13 +333,13 @@ proptest! {
                 let protocol = if udp { 17 } else { 6 };
                 let sum = Sum::ZERO.pseudo(src.ip(), dst.ip(), protocol, ip.len() - l4).fold();
                 ip[l4 + field..l4 + field + 2].copy_from_slice(&sum.to_be_bytes());
-                let start = u16::try_from(l4 + 14).expect("small");
-                offload.checksum = Some(PartialChecksum { start, offset: u16::try_from(field).expect("small") });
+                let start = u16::try_from(l4 + 14).expect("the number is small");
+                offload.checksum = Some(PartialChecksum { start, offset: u16::try_from(field).expect("the number is small") });
             }
             let port = if request { CLIENTS } else { SERVERS };
             let (_, mut frame) = bed.through(port, &ip, offload);
             prop_assert_eq!(frame.offload.checksum.is_some(), unfinished);
-            finish_checksum(&mut frame).expect("in bounds");
+            finish_checksum(&mut frame).expect("the checksum field is inside the packet");
             assert_right(frame.bytes(), udp);
             let (from, to) = ends(frame.bytes());
             if request {

@@ -44,9 +44,9 @@ fn tcp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16)) -> Vec<u8> {
 
 /// Source, destination, TTL and protocol of a packet's outer header.
 fn outer(ip: &[u8]) -> (Ipv4Addr, Ipv4Addr, u8, u8) {
-    let headers = PacketHeaders::from_ip_slice(ip).expect("a packet");
+    let headers = PacketHeaders::from_ip_slice(ip).expect("the bytes are a valid packet");
     let Some(etherparse::NetHeaders::Ipv4(header, _)) = headers.net else {
-        panic!("not IPv4: {headers:?}");
+        panic!("the packet is not IPv4: {headers:?}");
     };
     assert_eq!(header.header_checksum, header.calc_header_checksum());
     (
@@ -70,7 +70,7 @@ fn whole(lab: &Lab) {
 }
 
 #[test]
-fn nat_and_tunnel_packets_are_sent_without_link_header() {
+fn nat_and_tunnel_packets_through_tun_device_have_no_link_header() {
     let mut lab = hop(Forwarding::Nat);
     let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 80)));
     assert_eq!(sent[0].0, SERVERS);
@@ -99,7 +99,7 @@ fn direct_routing_packet_through_tun_device_is_dropped() {
 /// With NAT, the server would send its reply directly to the host, and the host has no connection
 /// with the server's address.
 #[test]
-fn client_on_host_with_nat_receives_icmp_error() {
+fn client_on_host_with_nat_through_tun_device_receives_host_unreachable() {
     let mut lab = hop(Forwarding::Nat);
     let sent = lab.send(CLIENTS, &tcp((CL_ADDR, 999), (VIP, 80)));
     let [(HOST, answer)] = &sent[..] else {
@@ -118,14 +118,14 @@ fn client_on_host_with_nat_receives_icmp_error() {
 }
 
 #[test]
-fn packets_without_service_are_reinjected_unchanged() {
+fn tun_device_packet_without_service_is_reinjected_or_answered_at_own_vip() {
     let mut lab = hop(Forwarding::Nat);
     lab.decide.verdict = Some(Verdict::Accept(AcceptReason::NoService));
     let packet = tcp((SERVER, 8080), (CLIENT, 999));
     assert_eq!(lab.send(SERVERS, &packet), [(HOST, packet.clone())]);
     // The VIP has no service on port 81, and the host does not have the VIP: the dataplane answers.
     let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 81)));
-    let headers = PacketHeaders::from_ip_slice(&sent[0].1).expect("a packet");
+    let headers = PacketHeaders::from_ip_slice(&sent[0].1).expect("the bytes are a valid packet");
     assert!(matches!(headers.transport, Some(TransportHeader::Tcp(tcp)) if tcp.rst));
     // A packet with an invalid header is counted as dropped, and not passed to the host.
     let mut short = packet;

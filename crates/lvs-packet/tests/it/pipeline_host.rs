@@ -43,8 +43,10 @@ fn segment(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), options: &[u8], syn: bool
         src.0.octets(),
         dst.0.octets(),
     )
-    .expect("short");
-    header.options = padded[..].try_into().expect("at most 40 bytes");
+    .expect("the packet is short");
+    header.options = padded[..]
+        .try_into()
+        .expect("the options have at most 40 bytes");
     let builder = PacketBuilder::ip(etherparse::IpHeaders::Ipv4(
         header,
         etherparse::Ipv4Extensions::default(),
@@ -54,7 +56,7 @@ fn segment(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), options: &[u8], syn: bool
         builder
             .syn()
             .options(&[etherparse::TcpOptionElement::MaximumSegmentSize(8960)])
-            .expect("room")
+            .expect("the space suffices")
     } else {
         builder.ack(77)
     };
@@ -71,7 +73,7 @@ fn segment6(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16)) -> Vec<u8> {
         .tcp(src.1, dst.1, 1000, 500)
         .syn()
         .options(&[etherparse::TcpOptionElement::MaximumSegmentSize(8940)])
-        .expect("room")
+        .expect("the space suffices")
         .write(&mut ip, b"")
         .expect("writing to a vector succeeds");
     ip
@@ -81,8 +83,8 @@ fn segment6(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16)) -> Vec<u8> {
 /// quoted packet.
 fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
     let ip = &frame[14..];
-    let sliced = SlicedPacket::from_ip(ip).expect("a packet");
-    let message = match sliced.transport.expect("a message") {
+    let sliced = SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
+    let message = match sliced.transport.expect("the packet has a transport header") {
         TransportSlice::Icmpv4(message) => {
             let header = message.header();
             let sum = header.icmp_type.calc_checksum(message.payload());
@@ -137,7 +139,7 @@ fn ip_options_are_filled_in_as_by_kernel() {
 }
 
 #[test]
-fn invalid_ip_options_are_answered_and_source_routes_are_dropped() {
+fn invalid_ip_options_are_answered_with_icmp_error_and_source_routes_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = segment((CLIENT, 4000), (VIP, 80), &[7, 7, 3, 0, 0, 0, 0], true);
     let sent = lab.send(CLIENTS, &from_client(&ip));
@@ -176,7 +178,7 @@ fn packets_from_impossible_sources_are_dropped() {
         let ip = segment((src, 4000), (VIP, 80), &[], true);
         assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty(), "{src}");
     }
-    let virt6: Ipv6Addr = "fd00::80".parse().expect("an address");
+    let virt6: Ipv6Addr = "fd00::80".parse().expect("the address is valid");
     for src in [Ipv6Addr::LOCALHOST, CLIENT.to_ipv6_mapped()] {
         let ip = segment6((src, 4000), (virt6, 80));
         assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty(), "{src}");
@@ -234,10 +236,10 @@ fn unreachable_server_is_reported_to_ipv6_client() {
     for method in [Forwarding::Nat, Forwarding::Route] {
         let mut lab = web(method);
         lab.net.all_neighbours = None;
-        let virt: Ipv6Addr = "fd00::80".parse().expect("an address");
+        let virt: Ipv6Addr = "fd00::80".parse().expect("the address is valid");
         let ip = segment6((CLIENT6, 4000), (virt, 80));
         assert!(lab.send(CLIENTS, &from_client(&ip)).is_empty());
-        let server: IpAddr = "fd00:1::11".parse().expect("an address");
+        let server: IpAddr = "fd00:1::11".parse().expect("the address is valid");
         let sent = fail(&mut lab, SERVERS, server);
         let (_, dst, kind, code, quoted) = error(&sent[0].1);
         assert_eq!((dst, kind, code), (CLIENT6.into(), 1, 3));
@@ -270,7 +272,7 @@ fn unreachable_client_is_reported_to_server() {
 }
 
 #[test]
-fn echo_replies_above_limit_or_disabled_are_dropped() {
+fn echo_requests_above_limit_or_with_echo_off_are_dropped() {
     let ping = |to: Ipv4Addr| {
         let mut ip = Vec::new();
         PacketBuilder::ipv4(CLIENT.octets(), to.octets(), 64)
@@ -324,17 +326,18 @@ fn echo_replies_above_limit_or_disabled_are_dropped() {
 fn asked(frame: &[u8], l4: usize) -> u16 {
     let ip = &frame[14..];
     assert!(tcp::checksum_ok(ip, l4, 6));
-    let (header, _) = etherparse::TcpHeader::from_slice(&ip[l4..]).expect("a header");
+    let (header, _) =
+        etherparse::TcpHeader::from_slice(&ip[l4..]).expect("the bytes are a TCP header");
     let size = header.options_iterator().find_map(|option| match option {
         Ok(etherparse::TcpOptionElement::MaximumSegmentSize(size)) => Some(size),
         _ => None,
     });
-    size.expect("the option")
+    size.expect("the SYN has the option")
 }
 
 #[test]
 fn mss_is_lowered_to_fit_path_or_to_configured_size() {
-    let virt6: Ipv6Addr = "fd00::80".parse().expect("an address");
+    let virt6: Ipv6Addr = "fd00::80".parse().expect("the address is valid");
     // With NAT and direct routing, the smaller MTU of the two links decides. A tunnel needs 20 more
     // bytes for an outer IPv4 header, and 40 for IPv6.
     for (clamp, method, four, six) in [
@@ -401,9 +404,9 @@ fn vlan_frames_are_passed_to_host() {
 }
 
 #[test]
-fn first_fragment_without_headers_is_dropped() {
+fn ipv6_first_fragment_with_incomplete_tcp_header_is_dropped() {
     let mut lab = web(Forwarding::Nat);
-    let virt: Ipv6Addr = "fd00::80".parse().expect("an address");
+    let virt: Ipv6Addr = "fd00::80".parse().expect("the address is valid");
     let whole = segment6((CLIENT6, 4000), (virt, 80));
     // The fragment has only 16 bytes of the TCP header, which has at least 20.
     let mut tiny = whole[..56].to_vec();
@@ -417,7 +420,7 @@ fn first_fragment_without_headers_is_dropped() {
 }
 
 #[test]
-fn repeated_syn_confirms_neighbour() {
+fn repeated_syn_requests_confirmation_of_neighbour() {
     // The lab's verdict never reports a new connection, so the SYN counts as repeated.
     let mut lab = web(Forwarding::Nat);
     for _ in 0..3 {
@@ -441,10 +444,10 @@ fn repeated_syn_confirms_neighbour() {
 fn mld_query_is_reported_to_caller_once() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
-    let group: Ipv6Addr = "ff02::1:ff00:80".parse().expect("a group");
+    let group: Ipv6Addr = "ff02::1:ff00:80".parse().expect("the address is valid");
     let mut query = mld::report_v1(
         GW_MAC,
-        "fe80::2".parse().expect("an address"),
+        "fe80::2".parse().expect("the address is valid"),
         group,
         mld::MembershipChange::Listening,
     );
@@ -463,14 +466,19 @@ fn mld_query_is_reported_to_caller_once() {
     let change = mld::MembershipChange::Listening;
     let sent = mld::reports(CL_MAC, Ipv6Addr::UNSPECIFIED, &[group], change, true);
     assert_eq!(sent[0][..6], [0x33, 0x33, 0xff, 0, 0, 0x80]);
-    assert_eq!(Mac(sent[0][6..12].try_into().expect("six")), CL_MAC);
+    assert_eq!(
+        Mac(sent[0][6..12]
+            .try_into()
+            .expect("the address has six bytes")),
+        CL_MAC
+    );
 }
 
 #[test]
 fn reply_without_route_is_reported_to_server() {
     let mut lab = web(Forwarding::Nat);
-    let nowhere: Ipv6Addr = "fdff::1".parse().expect("an address");
-    let server: SocketAddr = "[fd00:1::11]:8080".parse().expect("an address");
+    let nowhere: Ipv6Addr = "fdff::1".parse().expect("the address is valid");
+    let server: SocketAddr = "[fd00:1::11]:8080".parse().expect("the address is valid");
     let IpAddr::V6(from) = server.ip() else {
         panic!()
     };

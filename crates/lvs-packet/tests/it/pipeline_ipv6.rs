@@ -84,7 +84,7 @@ fn aggregate(ip: &mut [u8], size: u16) -> Offload {
 }
 
 #[test]
-fn neighbour_solicitations_for_own_addresses_are_answered() {
+fn neighbour_solicitation_for_own_address_is_answered_and_conflict_is_reported() {
     let mut lab = web(Forwarding::Nat);
     let ask = |src, to: Mac| {
         let mut ip = Vec::new();
@@ -110,7 +110,7 @@ fn neighbour_solicitations_for_own_addresses_are_answered() {
     for to in [group, CL_MAC] {
         let got = lab.send(CLIENTS, &ask(GW_ADDR6, to));
         assert_eq!(got.len(), 1);
-        let answer = ndp::parse(&got[0].1).expect("an advertisement");
+        let answer = ndp::parse(&got[0].1).expect("the frame is a neighbour advertisement");
         assert_eq!(
             (answer.solicitation, answer.target, answer.mac),
             (false, VIP, CL_MAC)
@@ -138,7 +138,7 @@ fn dataplane_answers_for_own_ipv6_address_like_a_host() {
         let got = lab.send(CLIENTS, &from_client(ip));
         assert_eq!(got.len(), 1);
         let ip = got[0].1[14..].to_vec();
-        let packet = parse::ipv6(&ip, false).expect("valid");
+        let packet = parse::ipv6(&ip, false).expect("the packet is valid");
         assert_eq!((packet.src, packet.dst), (VIP.into(), CLIENT.into()));
         assert!(checksum_ok(&ip, packet.l4, packet.protocol.0));
         (packet, ip)
@@ -188,7 +188,8 @@ fn ipv6_super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
     assert_eq!((got.len(), got[0].0), (1, SERVERS));
     let mut frame = got[0].1.clone();
     assert_eq!(frame.offload.segments, offload.segments);
-    lvs_packet::segment::finish_checksum(&mut frame).expect("inside");
+    lvs_packet::segment::finish_checksum(&mut frame)
+        .expect("the checksum field is inside the packet");
     assert!(checksum_ok(&frame.bytes()[14..], 40, 6));
 
     let gue = Tunnel::Gue {
@@ -205,7 +206,7 @@ fn ipv6_super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
         let mut joined = Vec::new();
         for (port, frame) in got {
             let outer_ip = &frame.bytes()[14..];
-            let packet = parse::ip(outer_ip, false).expect("valid");
+            let packet = parse::ip(outer_ip, false).expect("the packet is valid");
             assert_eq!((port, packet.dst, packet.l4), (SERVERS, server, outer));
             assert!(packet.len <= 1500 && checksum_ok(outer_ip, outer, 17));
             let inner = &outer_ip[outer + 12..];
@@ -217,14 +218,14 @@ fn ipv6_super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
 }
 
 #[test]
-fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
+fn packet_longer_than_learned_ipv6_tunnel_mtu_causes_icmp_error_with_mtu() {
     let mut lab = web(Forwarding::Tunnel);
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
     let stated = |lab: &mut Lab| {
         let got = lab.send(CLIENTS, &from_client(&big));
         assert_eq!(got.len(), 1);
         let ip = &got[0].1[14..];
-        let sliced = SlicedPacket::from_ip(ip).expect("a packet");
+        let sliced = SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
         match sliced.transport {
             Some(TransportSlice::Icmpv6(message)) => {
                 assert!(message.is_checksum_valid(VIP.octets(), CLIENT.octets()));
@@ -237,7 +238,7 @@ fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
     // A router on the path to the server reports a smaller MTU.
     let got = lab.send(CLIENTS, &from_client(&big));
     let mut complaint = Frame::new();
-    let router: Ipv6Addr = "fd00:1::99".parse().expect("an address");
+    let router: Ipv6Addr = "fd00:1::99".parse().expect("the address is valid");
     let kind = ErrorKind::FragmentationNeeded(1400);
     assert!(icmp::error(
         &mut complaint,
@@ -261,14 +262,14 @@ fn packet_too_big_below_a_tunnels_minimum_is_ignored() {
     let mut lab = web(Forwarding::Tunnel);
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
     let outer = lab.send(CLIENTS, &from_client(&big))[0].1[14..].to_vec();
-    let router: Ipv6Addr = "fd00:1::99".parse().expect("an address");
+    let router: Ipv6Addr = "fd00:1::99".parse().expect("the address is valid");
     let mut mtu_after = |reported| {
         let mut complaint = Frame::new();
         let kind = ErrorKind::FragmentationNeeded(reported);
         assert!(icmp::error(&mut complaint, kind, &outer, router.into(), 0));
         lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, complaint.bytes()));
         let got = lab.send(CLIENTS, &from_client(&big));
-        let sliced = SlicedPacket::from_ip(&got[0].1[14..]).expect("a packet");
+        let sliced = SlicedPacket::from_ip(&got[0].1[14..]).expect("the bytes are a valid packet");
         match sliced.transport {
             Some(TransportSlice::Icmpv6(message)) => Some(u32::from_be_bytes(message.bytes5to8())),
             _ => None,
@@ -300,7 +301,7 @@ fn ipv6_extension_headers_are_parsed_up_to_a_limit() {
     };
     let got = lab.send(CLIENTS, &with(3));
     let ip = &got[0].1[14..];
-    let after = parse::ipv6(ip, false).expect("valid");
+    let after = parse::ipv6(ip, false).expect("the packet is valid");
     assert_eq!(
         (after.dst, after.l4, after.ports),
         (SERVER.into(), 64, Some((4000, 8080)))

@@ -355,7 +355,7 @@ fn assert_answer_returns(lab: &mut Lab, local: (Ipv4Addr, u16), port: PortId) {
     );
     let got = lab.send(SERVERS, &back);
     assert_eq!(got.len(), 1);
-    let packet = parse::ipv4(&got[0].1, false).expect("a packet");
+    let packet = parse::ipv4(&got[0].1, false).expect("the bytes are a valid packet");
     assert_eq!(
         (got[0].0, packet.src, packet.ports),
         (port, VIP.into(), Some((80, local.1)))
@@ -385,7 +385,7 @@ fn reply_to_client_on_host_uses_local_port() {
     let [(SERVERS, frame)] = &got[..] else {
         panic!("{got:?}")
     };
-    let packet = parse::ipv4(&frame.bytes()[14..], false).expect("a packet");
+    let packet = parse::ipv4(&frame.bytes()[14..], false).expect("the bytes are a valid packet");
     assert_eq!(
         (packet.src, packet.dst, packet.ports),
         (VIP.into(), SERVER.into(), Some((40_000, 8080)))
@@ -418,7 +418,7 @@ fn request_of_host_to_server_on_host_keeps_client_address() {
     let [(LOCAL, bytes)] = &got[..] else {
         panic!("{got:?}")
     };
-    let packet = parse::ipv4(bytes, false).expect("a packet");
+    let packet = parse::ipv4(bytes, false).expect("the bytes are a valid packet");
     assert_eq!(
         (packet.src, packet.dst, packet.ports),
         (VIP.into(), SERVER.into(), Some((40_000, 8080)))
@@ -428,7 +428,7 @@ fn request_of_host_to_server_on_host_keeps_client_address() {
     let [(LOCAL, bytes)] = &got[..] else {
         panic!("{got:?}")
     };
-    let packet = parse::ipv4(bytes, false).expect("a packet");
+    let packet = parse::ipv4(bytes, false).expect("the bytes are a valid packet");
     assert_eq!((packet.src, packet.ports), (VIP.into(), Some((80, 40_000))));
 }
 
@@ -449,7 +449,10 @@ fn spoofed_packet_with_host_address_is_never_sent_to_lvs_local0() {
                 lab.decide.verdict = verdict;
                 let packet = ethernet(CL_MAC, GW_MAC, &tcp((from, 80), (to, 7000), b"forged"));
                 let got = lab.send(CLIENTS, &packet);
-                assert!(got.iter().all(|(port, _)| *port != LOCAL), "{from} {to}");
+                assert!(
+                    got.iter().all(|(port, _)| *port != LOCAL),
+                    "a forged packet from {from} to {to} was sent to this host"
+                );
             }
         }
     }
@@ -517,7 +520,7 @@ fn aggregate(ip: &mut [u8], size: u16) -> Offload {
 }
 
 fn transport_right(ip: &[u8]) -> bool {
-    let p = parse::ipv4(ip, false).expect("a packet");
+    let p = parse::ipv4(ip, false).expect("the bytes are a valid packet");
     Sum::ZERO
         .pseudo(p.src, p.dst, p.protocol.0, p.len - p.l4)
         .bytes(&ip[p.l4..p.len])
@@ -537,7 +540,8 @@ fn super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
     let mut whole = got.into_iter().next().expect("a frame was sent").1;
     assert_eq!(whole.offload, offload);
     assert!(whole.pull_front(14));
-    lvs_packet::segment::finish_checksum(&mut whole).expect("in bounds");
+    lvs_packet::segment::finish_checksum(&mut whole)
+        .expect("the checksum field is inside the packet");
     assert!(transport_right(whole.bytes()));
 
     // A port without offload gets segments.
@@ -570,7 +574,8 @@ fn super_packets_are_forwarded_whole_and_segmented_for_tunnels() {
     assert_eq!(got.len(), 60_000usize.div_ceil(1440));
     let mut joined = Vec::new();
     for (port, frame) in &got {
-        let outer = parse::ipv4(&frame.bytes()[14..], false).expect("an outer header");
+        let outer =
+            parse::ipv4(&frame.bytes()[14..], false).expect("the bytes are a valid outer header");
         assert_eq!(
             (*port, outer.protocol, outer.dst),
             (SERVERS, Protocol(4), SERVER.into())
@@ -653,7 +658,7 @@ fn fragmented_packet_is_forwarded_in_fragments() {
     let cutter = Cutter::v4(&ip, 1000, None, false).expect("the packet can be fragmented");
     let mut pieces: Vec<_> = cutter.frames().collect();
     let mut lab = web(Forwarding::Nat);
-    let last = pieces.pop().expect("several");
+    let last = pieces.pop().expect("several fragments exist");
     for piece in &pieces {
         assert!(lab.send(CLIENTS, &from_client(piece.bytes())).is_empty());
     }
@@ -677,7 +682,7 @@ fn fragmented_packet_is_forwarded_in_fragments() {
 }
 
 #[test]
-fn address_of_unknown_neighbour_is_requested() {
+fn packet_to_unknown_neighbour_waits_for_address_and_is_dropped_without_answer() {
     let mut lab = web(Forwarding::Nat);
     lab.net.all_neighbours = None;
     let request = from_client(&tcp((CLIENT, 4000), (VIP, 80), b"x"));
@@ -705,7 +710,7 @@ fn address_of_unknown_neighbour_is_requested() {
 }
 
 #[test]
-fn arp_requests_for_own_addresses_are_answered() {
+fn arp_request_for_own_address_is_answered_and_conflict_is_reported() {
     let mut lab = web(Forwarding::Nat);
     let mut ask = lvs_packet::arp::gratuitous(GW_MAC, crate::lab::GW_ADDR).to_vec();
     ask[38..42].copy_from_slice(&VIP.octets());

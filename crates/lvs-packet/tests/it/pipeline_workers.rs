@@ -24,7 +24,7 @@ use lvs_packet::wire::{be16, ipv4, put16};
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 80);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 11);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
-const WORKERS: NonZeroUsize = NonZeroUsize::new(2).expect("not zero");
+const WORKERS: NonZeroUsize = NonZeroUsize::new(2).expect("the number of workers is not zero");
 
 /// A worker: its pipeline and its shard.
 struct Worker {
@@ -100,7 +100,9 @@ impl Site {
             .expect("the server is new");
         let common = Arc::new(Common::new(settings).with_workers(WORKERS));
         let worker = |number| Worker {
-            shard: control.shard(number).expect("one of the two workers"),
+            shard: control
+                .shard(number)
+                .expect("the number is that of a worker"),
             pipeline: Pipeline::new(Arc::clone(&common)),
         };
         let workers = (0..WORKERS.get()).map(worker).collect();
@@ -166,7 +168,7 @@ fn reported(frame: &[u8]) -> Option<u16> {
 }
 
 #[test]
-fn path_mtu_learned_by_one_worker_applies_to_all() {
+fn path_mtu_learned_by_one_worker_applies_to_all_workers() {
     let mut site = Site::new(Forwarding::Tunnel, Settings::UNLIMITED);
     let request = udp(CLIENT, 64, 1300);
     // Both workers have sent packets to the server, and have stored references to its path.

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn journal_lines_have_priority_and_other_lines_have_none() {
+    fn log_lines_have_priority_for_journal_and_time_for_other_outputs() {
         let mut form = Form {
             journal: true,
             fields: false,
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn journal_is_recognised_by_device_and_inode() {
+    fn stream_is_journal_only_if_device_and_inode_match() {
         let (stream, _other) = UnixStream::pair().expect("the sockets can be opened");
         let meta = std::fs::File::from(
             stream

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn journal_record_has_its_fields_and_complete_text() {
+    fn journal_record_has_fields_and_whole_text_and_is_lost_without_journal() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let path = directory.path().join("socket");
         assert!(
@@ -180,7 +180,10 @@ mod tests {
         let text = String::from_utf8_lossy(&buffer[..length]);
         let id = message_id("server_down").expect("the message has an identifier");
         let expected = format!("LVS_EVENT=server_down\nMESSAGE_ID={id}\nMESSAGE=x\n");
-        assert!(text.ends_with(&expected), "{text}");
+        assert!(
+            text.ends_with(&expected),
+            "does not end with {expected:?}: {text}"
+        );
         assert!(sender.send(Level::INFO, "one\ntwo\x1e\x1e"));
         let length = journal.recv(&mut buffer).expect("the record arrives");
         let text = b"MESSAGE\n\x09\0\0\0\0\0\0\0one\ntwo\x1e\x1e\n";

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn message_ids_are_distinct_and_documented() {
+    fn message_ids_are_distinct_hexadecimal_and_documented() {
         let page = include_str!("../../../../docs/operating.md");
         let mut all: Vec<_> = MESSAGE_IDS.iter().map(|(_, id)| *id).collect();
         for (event, id) in MESSAGE_IDS {

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_stopped_log_reader_are_lost_and_counted() {
+    fn log_lines_beyond_full_queue_are_lost_and_counted_if_reader_stops() {
         // The queue contains at most a mebibyte or 4,096 lines, and the pipe has a buffer, too.
         reader_stops(1000, (1000, 1200));
         reader_stops(100, (4096, 5000));

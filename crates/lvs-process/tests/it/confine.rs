@@ -9,9 +9,9 @@ use std::process::Command;
 use lvs_process::confine::{Places, dataplane};
 
 #[test]
-fn sandboxed_dataplane_writes_only_to_its_directories_and_starts_no_program() {
+fn sandboxed_dataplane_cannot_write_elsewhere_listen_on_tcp_or_start_programs() {
     if crate::ran_alone(
-        "confine::sandboxed_dataplane_writes_only_to_its_directories_and_starts_no_program",
+        "confine::sandboxed_dataplane_cannot_write_elsewhere_listen_on_tcp_or_start_programs",
     ) {
         return;
     }

@@ -12,8 +12,10 @@ fn sh(script: &str) -> String {
 }
 
 #[test]
-fn check_programs_are_sandboxed() {
-    if crate::ran_alone("confine_daemon::check_programs_are_sandboxed") {
+fn sandboxed_check_program_can_write_files_but_not_call_swapoff() {
+    if crate::ran_alone(
+        "confine_daemon::sandboxed_check_program_can_write_files_but_not_call_swapoff",
+    ) {
         return;
     }
     let before = sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status");

@@ -397,7 +397,7 @@ pub enum Referents {
     /// Programs, as destinations of tail calls. The kernel empties the map when its last descriptor
     /// is closed and its last pin is removed.
     Programs,
-    /// Inner maps.
+    /// Other maps, which programs read through this one.
     Maps,
     /// Network devices, by their indices. The kernel empties an entry when its device is removed.
     Devices,
@@ -473,7 +473,7 @@ impl ReferenceMap {
         self.element(BPF_MAP_UPDATE_ELEM, 0, ifindex)
     }
 
-    /// Empties the first entry.
+    /// Removes the reference in the first entry.
     pub fn clear(&self) {
         // An absent entry is not an error.
         let _ = self.element(BPF_MAP_DELETE_ELEM, 0, 0);
@@ -541,21 +541,25 @@ mod tests {
         let file = memfd_create("lvs-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let file = File::from(file);
         file.set_len(8192)?;
-        let unsealed = SharedArray::of_file(&file, 0, 1024).expect_err("the file is not sealed");
+        let unsealed =
+            SharedArray::of_file(&file, 0, 1024).expect_err("a file without seals was mapped");
         assert_eq!(unsealed.kind(), io::ErrorKind::InvalidInput);
         seal(&file)?;
         let array = SharedArray::of_file(&file, 4096, 512)?;
         array.words()[511].store(7, Relaxed);
         for len in [0, 4096, 16_384] {
-            file.set_len(len).expect_err("its length is fixed");
+            file.set_len(len)
+                .expect_err("the length of a sealed file was changed");
         }
         assert_eq!(array.words()[511].load(Relaxed), 7);
         for (offset, words) in [(4096, 513), (0, usize::MAX / 4), (u64::MAX, 1)] {
-            SharedArray::of_file(&file, offset, words).expect_err("the file is shorter");
+            SharedArray::of_file(&file, offset, words)
+                .expect_err("words beyond the end of the file were mapped");
         }
         let ordinary = tempfile::tempfile()?;
         ordinary.set_len(8192)?;
-        SharedArray::of_file(&ordinary, 0, 1024).expect_err("the file does not support seals");
+        SharedArray::of_file(&ordinary, 0, 1024)
+            .expect_err("a file that does not support seals was mapped");
         Ok(())
     }
 }

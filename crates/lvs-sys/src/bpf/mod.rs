@@ -28,13 +28,13 @@ use crate::attached::{call, descriptor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// The operation.
+    /// The operation code.
     pub code: u8,
     /// Destination register in the lower half, source register in the upper half.
     pub registers: u8,
     /// Offset of a jump or of a memory access.
     pub offset: i16,
-    /// The immediate operand.
+    /// The constant that the operation uses.
     pub immediate: i32,
 }
 

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn program_load_is_repeated_after_signals() -> io::Result<()> {
+    fn bpf_program_load_is_repeated_after_signals() -> io::Result<()> {
         signal_hook::flag::register(libc::SIGURG, Arc::new(AtomicBool::new(false)))?;
         // SAFETY: the call has no arguments and returns a number.
         let thread = unsafe { libc::gettid() };

@@ -128,8 +128,9 @@ mod tests {
             NUMBER => number,
             ARCH => arch,
             other => {
-                let index = usize::try_from((other - 16) / 8).expect("an argument");
-                u32::try_from(arguments[index] & 0xffff_ffff).expect("32 bits")
+                let index =
+                    usize::try_from((other - 16) / 8).expect("the offset is that of an argument");
+                u32::try_from(arguments[index] & 0xffff_ffff).expect("the value has 32 bits")
             }
         });
         verdict == libc::SECCOMP_RET_USER_NOTIF
@@ -137,14 +138,14 @@ mod tests {
 
     fn number(kind: Kind) -> u32 {
         let found = Kind::ALL.iter().find(|(of, _)| *of == kind);
-        u32::try_from(found.expect("the number is in the table").1).expect("a small number")
+        u32::try_from(found.expect("the number is in the table").1).expect("the number is small")
     }
 
     #[test]
-    fn filter_reports_generic_netlink_and_ipvs_options_only() {
+    fn notify_filter_reports_only_reserved_descriptors_generic_netlink_and_ipvs_options() {
         let Some(arch) = ARCHITECTURE else { return };
-        let places = Places::below(1 << 20).expect("enough");
-        let program = program(&places).expect("a known architecture");
+        let places = Places::below(1 << 20).expect("the limit of descriptors is high enough");
+        let program = program(&places).expect("the architecture is supported");
         let noticed = |kind, arguments| is_noticed(&program, arch, number(kind), arguments);
         for (kind, from) in [
             (Kind::Sendto, 960),
@@ -170,7 +171,8 @@ mod tests {
         assert!(!noticed(Kind::Socket, [2, 3, 16, 0, 0, 0]));
         for kind in [Kind::Getsockopt, Kind::Setsockopt] {
             for option in 1100..1200 {
-                let expected = IPVS_OPTIONS.contains(&u32::try_from(option).expect("small"));
+                let expected =
+                    IPVS_OPTIONS.contains(&u32::try_from(option).expect("the number is small"));
                 assert_eq!(noticed(kind, [3, 0, option, 0, 0, 0]), expected);
                 assert!(!noticed(kind, [3, 1, option, 0, 0, 0]));
             }
@@ -181,8 +183,8 @@ mod tests {
     }
 
     #[test]
-    fn filter_ignores_calls_of_other_architectures() {
-        let places = Places::below(1024).expect("enough");
+    fn notify_filter_ignores_calls_of_other_architectures() {
+        let places = Places::below(1024).expect("the limit of descriptors is high enough");
         let Some(program) = program(&places) else {
             return;
         };
@@ -195,9 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_ranges_depend_on_the_limit_of_descriptors() {
+    fn descriptor_ranges_are_below_descriptor_limit_and_limit_below_96_is_refused() {
         assert_eq!(Places::below(u64::MAX), Places::below(1024));
-        let low = Places::below(256).expect("enough");
+        let low = Places::below(256).expect("the limit of descriptors is high enough");
         assert_eq!((low.plain.start, low.strict.end), (192, 256));
         assert_eq!(Places::below(95), None);
         assert!(Places::below(96).is_some());

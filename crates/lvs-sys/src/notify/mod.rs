@@ -32,7 +32,7 @@ pub struct Call {
     /// The calling thread's id in this process's PID namespace; 0 if this namespace does not
     /// contain the thread.
     pub thread: u32,
-    /// The system call.
+    /// The system call that the thread has made.
     pub kind: Kind,
     /// Arguments of the system call.
     pub arguments: [u64; 6],

@@ -77,13 +77,13 @@ mod tests {
 
     #[test]
     fn owners_of_own_network_namespace_are_found() {
-        let own = File::open("/proc/self/ns/net").expect("readable");
+        let own = File::open("/proc/self/ns/net").expect("the file is readable");
         let Ok(owners) = owners(&own) else {
             // The namespace belongs to an ancestor of this user namespace.
             return;
         };
         assert!(!owners.is_empty());
-        let user = std::fs::metadata("/proc/self/ns/user").expect("readable");
+        let user = std::fs::metadata("/proc/self/ns/user").expect("the file is readable");
         if rustix::process::geteuid().is_root() {
             assert!(owners.contains(&NamespaceId::from_metadata(&user)));
         }

@@ -207,7 +207,9 @@ impl Bed {
         }
     }
 
-    /// Runs the attack and the honest clients at the same time.
+    /// Runs the attack and the honest clients at the same time. Returns the number of sent frames,
+    /// requests or rounds, the report of the honest clients, and for an attack by local users the
+    /// round-trip times.
     fn attack(
         &self,
         attack: &Attack,

@@ -139,7 +139,7 @@ const ATTACKS: &[Attack] = &[
         site: (Forward::Nat, Vip::Dataplane),
         rate: 2000,
         means: Means::Frames(land::Land::volley),
-        bound: "no packet loops; all are counted",
+        bound: "no packet loops; all packets are counted",
         counted: &["martian"],
         ..NAT
     },

@@ -20,7 +20,7 @@ pub struct Target {
     /// The virtual address
     #[arg(long)]
     pub vip4: Ipv4Addr,
-    /// The virtual address of IPv6
+    /// The virtual IPv6 address
     #[arg(long)]
     pub vip6: Ipv6Addr,
     /// Another virtual address, with a service for all ports
@@ -29,7 +29,7 @@ pub struct Target {
     /// The director's own address
     #[arg(long)]
     pub director4: Ipv4Addr,
-    /// The director's own address of IPv6
+    /// The director's own IPv6 address
     #[arg(long)]
     pub director6: Ipv6Addr,
 }

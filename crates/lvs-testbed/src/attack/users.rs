@@ -53,7 +53,7 @@ pub struct UserOptions {
     /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
-    /// Only compute, without requests
+    /// Use processor time, but send no requests
     #[arg(long)]
     pub compute: bool,
 }

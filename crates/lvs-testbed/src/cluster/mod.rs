@@ -62,7 +62,7 @@ pub struct ClusterOptions {
     /// Number of simultaneous downloads
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=20_000))]
     pub downloads: u64,
-    /// Downloads by IPv6 (nat and dr)
+    /// Download over IPv6 (only with --forward nat or dr)
     #[arg(long)]
     pub ipv6: bool,
     /// Balancer between clients and servers: lvs, or haproxy for comparison (calm, kill, returns

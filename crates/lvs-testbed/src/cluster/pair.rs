@@ -748,7 +748,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn longest_gap_between_replies_is_found() {
+    fn longest_gap_between_ping_replies_is_returned_in_milliseconds() {
         let mut log = String::from("PING 192.0.2.10\n");
         for n in 0..20 {
             let at = 100.0 + f64::from(n) * 0.01 + if n > 9 { 0.5 } else { 0.0 };

@@ -489,7 +489,8 @@ impl Bed {
         }
     }
 
-    /// Passes a frame through the packet path, and reinjected packets to the host.
+    /// Passes a frame through the packet path, and reinjected packets to the host. The host's own
+    /// packets then pass in the same way, in at most `rounds` rounds including this one.
     fn arrive(&mut self, port: PortId, frame: &[u8], rounds: usize) {
         if rounds == 0 {
             return;

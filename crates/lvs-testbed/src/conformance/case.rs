@@ -40,7 +40,7 @@ impl From<lvs_core::Error> for Halt {
 impl From<Halt> for anyhow::Error {
     fn from(halt: Halt) -> Self {
         match halt {
-            Halt::Unsupported(what) => anyhow!("{what}: not supported"),
+            Halt::Unsupported(what) => anyhow!("{what} is not supported"),
             Halt::Broken(error) => error,
         }
     }

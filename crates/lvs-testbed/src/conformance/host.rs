@@ -200,7 +200,7 @@ fn error(kind: ErrorKind, ip: &[u8], packet: &Packet, src: IpAddr) -> Option<Vec
     icmp::error(&mut frame, kind, ip, src, 0).then(|| frame.bytes().to_vec())
 }
 
-/// Delivers a packet to a host without listeners.
+/// Delivers a packet to a host without listeners, and returns the host's answer, if any.
 fn deliver(ip: &[u8], packet: &Packet) -> Done {
     const RST: u8 = 4;
     let l4 = &ip[packet.l4..packet.len];

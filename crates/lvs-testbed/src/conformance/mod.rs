@@ -44,7 +44,7 @@ pub struct ConformanceOptions {
     /// Cases that need unsupported features do not fail the run
     #[arg(long)]
     allow_unsupported: bool,
-    /// Only cases whose name contains this
+    /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Let the programs of the kernel fast path forward the packets that they can, and compare with
@@ -205,14 +205,14 @@ fn compare_traces(plain: &Seen, log: &mut Log) {
 
 /// Reads a recording, plain or gzipped.
 pub(crate) fn recorded(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(bytes);
     }
     let mut plain = Vec::new();
     flate2::read::MultiGzDecoder::new(&bytes[..])
         .read_to_end(&mut plain)
-        .with_context(|| format!("decompressing {}", path.display()))?;
+        .with_context(|| format!("cannot decompress {}", path.display()))?;
     Ok(plain)
 }
 
@@ -223,8 +223,13 @@ fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
         .filter(|line| !line.trim_ascii().is_empty())
         .enumerate()
         .map(|(number, line)| {
-            serde_json::from_slice(line)
-                .with_context(|| format!("{}, line {}: not JSON", path.display(), number + 1))
+            serde_json::from_slice(line).with_context(|| {
+                format!(
+                    "{}, line {}: the line is not JSON",
+                    path.display(),
+                    number + 1
+                )
+            })
         })
         .collect()
 }

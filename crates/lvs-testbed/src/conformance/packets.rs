@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn gue_flows_after_extension_headers_are_distinguished() {
+    fn gue_flow_must_keep_its_source_port_even_after_extension_headers() {
         let expected = Expected {
             device: "sv",
             frame: Vec::new(),
@@ -505,7 +505,8 @@ mod tests {
             );
             assert_eq!(check(4000, 40_000), Ok(()));
             // A flow whose port changes would be spread over several paths.
-            let complaint = check(4000, 50_000).expect_err("the flow has a port");
+            let complaint =
+                check(4000, 50_000).expect_err("another port of the same flow was accepted");
             assert!(complaint.contains("40000"), "no `40000` in {complaint}");
             assert!(
                 check(4002, 1000).is_err(),

@@ -358,7 +358,7 @@ pub(super) fn compare_counts(
         .director
         .control
         .service(key)
-        .context("the director has no such service")?;
+        .context("the director does not have the service of the step")?;
     let servers = service.servers();
     if let Some(order) = step.get("order").and_then(Value::as_array) {
         let expected: Vec<_> = order.iter().filter_map(Value::as_str).collect();
@@ -406,7 +406,7 @@ fn compare_random_counts(
         .director
         .control
         .service(key)
-        .context("the director has no such service")?;
+        .context("the director does not have the service of the step")?;
     let recorded = |name: &str, addr: &str| {
         let counts = step.fields(name)?;
         counts.get(addr)?.as_i64()
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn listed_times_are_compared_around_the_end_of_a_period() {
+    fn listed_times_are_compared_correctly_across_their_wrap() {
         assert_eq!(later(300, 299), 1);
         assert_eq!(later(4_294_967, 0), 0, "the wrap is not recognised");
         assert_eq!(later(0, 4_294_966), 1);

@@ -498,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seed_reproduces_sessions() {
+    fn differential_seed_reproduces_command_sessions() {
         let sessions = sessions(7, 250);
         assert_eq!(sessions, super::sessions(7, 250));
         assert_ne!(sessions, super::sessions(8, 250));

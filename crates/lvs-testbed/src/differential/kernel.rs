@@ -325,7 +325,7 @@ impl Kernel {
         }))
     }
 
-    /// The connections, as a step of a recording.
+    /// The connections whose remaining time is not 0, as a step of a recording.
     pub(super) fn connections() -> anyhow::Result<Value> {
         // The file is read with one call: between calls, the kernel seeks by counting entries, and
         // an expired entry would hide another one.
@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_entries_of_both_families_are_parsed() {
+    fn proc_connection_entries_of_ipv4_and_ipv6_are_parsed() {
         let four = "TCP C0000201 0FA0 0A000909 0050 0A010909 1F90 SYN_RECV        59";
         let entry4 = entry(four).expect("the entry is parsed");
         assert_eq!(entry4["client"], "192.0.2.1:4000");

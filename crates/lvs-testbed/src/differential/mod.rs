@@ -75,8 +75,8 @@ const DEVIATION: &str = "deviation ";
 /// The file cannot be read or has an invalid case, the process is not root, or IPVS, `ip` or
 /// `ipvsadm` is missing.
 pub fn record(options: &RecordOptions) -> anyhow::Result<()> {
-    let file =
-        File::open(&options.file).with_context(|| format!("reading {}", options.file.display()))?;
+    let file = File::open(&options.file)
+        .with_context(|| format!("cannot read {}", options.file.display()))?;
     let mut stdout = std::io::stdout().lock();
     for line in BufReader::new(file).lines() {
         let case: Value = serde_json::from_str(&line?).context("the case is not JSON")?;

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seed_reproduces_cases() {
+    fn differential_seed_reproduces_packet_cases() {
         for number in 0..50 {
             let case = case(3, number);
             assert_eq!(case, super::case(3, number));

@@ -205,7 +205,9 @@ fn without_echoed_options(frame: Vec<u8>) -> Option<Vec<u8>> {
     (total < LONGEST_ERROR).then_some(plain)
 }
 
-/// Records a packet case twice, to find the fields that vary.
+/// Records a packet case twice, and masks the fields that may vary. Instead returns a reason if the
+/// case cannot be compared: its two recordings differ in other ways, or it contains a deviation by
+/// design.
 pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
     let tunnels = tunnel_ports(case.get("config").context("the case has no `config`")?);
     let (one, other) = (run(case)?, run(case)?);
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn identification_of_kernel_is_masked_without_variation() {
+    fn ip_identification_set_by_kernel_is_masked_even_if_frames_are_equal() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:53");
         let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         for (id, masked) in [(7, false), (0, false), (8, true)] {

@@ -372,7 +372,7 @@ impl Bed {
                 self.director
                     .control
                     .set_sysctl(name, value)
-                    .unwrap_or_else(|error| panic!("{name}={value}: {error}"));
+                    .unwrap_or_else(|error| panic!("cannot set {name}={value}: {error}"));
             }
         }
         self.bounds();
@@ -455,7 +455,7 @@ impl Bed {
                 assert_eq!(
                     done.is_ok(),
                     self.present[number],
-                    "the edit of a server must succeed only if the server is present: {done:?}"
+                    "the edit of a server succeeded without the server, or failed with it: {done:?}"
                 );
             }
         }
@@ -472,7 +472,9 @@ impl Bed {
                 } else {
                     control.add_server(&key, addr, &config, self.now)
                 };
-                done.unwrap_or_else(|error| panic!("{key} {addr}: {error}"));
+                done.unwrap_or_else(|error| {
+                    panic!("cannot add or delete server {addr} of {key}: {error}")
+                });
             }
         }
         self.present[number] = !self.present[number];
@@ -743,7 +745,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Checks a sent packet.
+    /// Checks a packet that was sent on `port` because of the received packet `came`: its offload
+    /// request and checksums. Of a tunnel packet of the director, also checks the packet inside.
     fn check(
         &mut self,
         came: &Came,

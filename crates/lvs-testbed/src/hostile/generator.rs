@@ -957,7 +957,8 @@ impl<'a> Generator<'a> {
         self.raw(&packet::ethernet(MACS[0], PEER, kind, &payload))
     }
 
-    /// A frame of random bytes.
+    /// A frame of random bytes, of which some begin with valid addresses and header fields. Some
+    /// have a random offload request, or arrive from the host.
     fn noise(&mut self) -> Shot {
         let len = self.entropy.below(100);
         let mut bytes = self.entropy.bytes(len);

@@ -123,7 +123,8 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Applies a step to both packet paths; returns the sent frames.
+    /// Applies a step to both packet paths, and checks that they send the same frames. Returns
+    /// these frames.
     fn act(&mut self, act: Act) -> Vec<(PortId, Frame)> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_record(act.clone());

@@ -117,7 +117,8 @@ fn is_dead(mark: &str) -> bool {
         && start_time(pid).as_deref() != Some(start)
 }
 
-/// Kills the processes and removes the files of runs that were killed together with their janitor.
+/// Kills the processes and removes the files and named namespaces of runs that were killed together
+/// with their janitor.
 pub(super) fn sweep_leftovers() {
     let own_network = fs::read_link("/proc/self/ns/net").ok();
     let mut networks = Vec::new();
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owner_mark_distinguishes_running_testbeds_from_dead_ones() {
+    fn owner_mark_counts_as_dead_only_if_its_process_has_exited() {
         let own = owner_mark(std::process::id());
         assert!(
             !is_dead(&own),

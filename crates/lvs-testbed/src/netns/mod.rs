@@ -118,7 +118,8 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Creates an empty testbed. `label` is part of the names of its namespaces.
+    /// Creates an empty testbed. `label` is part of the names of its namespaces. The first call in
+    /// a process removes what killed runs have left.
     ///
     /// # Errors
     ///

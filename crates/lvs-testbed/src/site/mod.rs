@@ -341,7 +341,7 @@ impl Site {
     pub fn real_address6(&self, index: usize) -> Ipv6Addr {
         six(&self.real_address(index).to_string())
             .parse()
-            .expect("an address")
+            .expect("the address is valid")
     }
 
     /// The virtual address with a port.

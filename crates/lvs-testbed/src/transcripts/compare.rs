@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn listings_differing_in_order_and_by_a_second_are_equal() {
+    fn listings_that_differ_only_in_order_and_by_one_second_are_equal() {
         let a = "TCP 14:59  ESTABLISHED 1.1.1.1:1 2.2.2.2:2 3.3.3.3:3\n";
         let b = "UDP 04:59  UDP         1.1.1.1:1 2.2.2.2:2 3.3.3.3:3\n";
         let recorded = step(&format!("{TITLES}{a}{b}"));

@@ -141,7 +141,7 @@ fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
     serde_json::Deserializer::from_slice(&recorded(path)?)
         .into_iter()
         .collect::<Result<_, _>>()
-        .with_context(|| format!("{}: not a recorded session", path.display()))
+        .with_context(|| format!("{} is not a recorded session", path.display()))
 }
 
 /// Plays every `every`th session in `files` whose name contains `only`, with `program`.
@@ -260,7 +260,7 @@ fn map_users(pid: u32) -> anyhow::Result<()> {
     };
     for (file, map) in [("uid_map", users), ("gid_map", groups)] {
         let path = format!("/proc/{pid}/{file}");
-        std::fs::write(&path, map).with_context(|| format!("writing {path}"))?;
+        std::fs::write(&path, map).with_context(|| format!("cannot write {path}"))?;
     }
     Ok(())
 }

@@ -99,7 +99,12 @@ fn learnt(site: &Site, places: &[Place<'_>], what: &str) -> Result<()> {
             PATIENCE,
             || place.known().is_ok_and(|known| known.contains(mac.trim())),
         )
-        .with_context(|| format!("neighbour entry {:?} instead of {mac}", place.known()))?;
+        .with_context(|| {
+            format!(
+                "the neighbour entry is {:?} instead of {mac}",
+                place.known()
+            )
+        })?;
     }
     Ok(())
 }
@@ -110,7 +115,7 @@ fn own_addresses_are_announced_after_mac_change() -> Result<()> {
     let places = places(&site);
     let script =
         "ip link set eth0 address 02:00:00:00:aa:01; ip link set eth1 address 02:00:00:00:aa:02";
-    event(&site, &places, "another link-layer address", script)
+    event(&site, &places, "the link-layer address has changed", script)
 }
 
 #[test]
@@ -119,13 +124,13 @@ fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
     let places = places(&site);
     let script =
         "ip link set eth0 down; ip link set eth1 down; ip link set eth0 up; ip link set eth1 up";
-    event(&site, &places, "a link that is set up", script)?;
+    event(&site, &places, "the link was set up", script)?;
     // Only the carrier is lost, as if the cable were pulled.
     settle(&places)?;
     let mac = site.director.sh("cat /sys/class/net/eth0/address")?;
     site.testbed
         .pull_cable(&site.director, "eth0", mac.trim())?;
-    learnt(&site, &places[..2], "a carrier that appears")
+    learnt(&site, &places[..2], "the carrier has appeared")
 }
 
 #[test]
@@ -141,7 +146,7 @@ fn own_addresses_are_announced_after_interface_is_replaced() -> Result<()> {
         "ip addr add 192.0.2.1/24 dev eth0; ip addr add 10.0.0.1/24 dev eth1; ip link set eth0 up; ip link set eth1 up; \
          ip addr add fd00:192::1/64 dev eth0 nodad; ip addr add fd00:10::1/64 dev eth1 nodad",
     )?;
-    learnt(&site, &places, "another interface")
+    learnt(&site, &places, "the interface was replaced")
 }
 
 /// If the director's interface is a bridge, added ports can change its link-layer address.
@@ -175,9 +180,9 @@ fn own_addresses_are_announced_after_bridge_change() -> Result<()> {
     let before = site.director.sh("cat /sys/class/net/br0/address")?;
     let script = "ip link add c0 type veth peer name c1; ip link set c0 address 02:00:00:00:00:01; ip link set c1 up; \
                   ip link set c0 master br0 up";
-    event(&site, &places, "a port that joins the bridge", script)?;
+    event(&site, &places, "a port has joined the bridge", script)?;
     let after = site.director.sh("cat /sys/class/net/br0/address")?;
     ensure!(before != after, "the bridge still has the address {after}");
     let script = "ip link set eth0 down; ip link set eth0 up";
-    event(&site, &places, "a port that is set up", script)
+    event(&site, &places, "a port of the bridge was set up", script)
 }

@@ -567,7 +567,7 @@ fn dashboard_shows_state_and_makes_changes_in_browser() -> Result<()> {
     let entry = &json(&site, "v1/status")?["admin"][0];
     ensure!(
         entry["why"] == "new <b>disk</b>" && entry["state"] == "drain",
-        "the status has another override: {entry}"
+        "the override in the status is not a drain with the entered reason: {entry}"
     );
     browser.wait_for("#events", "new <b>disk</b>", long)?;
     browser.click(&format!(

@@ -76,7 +76,7 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
 /// Without hairpin NAT, the replies to a client that is a server of the service bypass the
 /// director, as with the kernel.
 #[test]
-fn hairpin_is_off_by_default() -> Result<()> {
+fn request_of_server_to_own_service_without_hairpin_option_is_lost() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
     options.topology = Topology::OneArm;
     options.servers = 2;
@@ -139,7 +139,7 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
 /// One service for the TCP ports 80 and 8000 to 8099, one for TCP port 8042, and one for all UDP
 /// ports.
 #[test]
-fn services_with_many_ports_forward_each_port() -> Result<()> {
+fn services_with_many_ports_forward_each_port_and_reload_removes_their_mark_rules() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
         let mut options = SiteOptions::with_servers("ports", forward, 2);
         options.nginx.ports = vec![80, 8000, 8042, 8099];

@@ -99,7 +99,7 @@ fn dataplane_attaches_xdp_when_missing_interface_is_created() -> Result<()> {
     site.director.sh(
         "ip link add late0 type veth peer name late1; ip link set late0 up; ip link set late1 up",
     )?;
-    common::says(&site, "using late0")?;
+    common::says(&site, "the dataplane uses late0")?;
     wait_until("the XDP program to be attached", PATIENCE, || {
         let shown = site.director.sh("ip link show dev late0");
         shown.is_ok_and(|shown| shown.contains("xdp"))
@@ -221,7 +221,7 @@ fn pid_that_answers(site: &Site) -> Option<u64> {
 
 #[test]
 #[ignore = "long"]
-fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
+fn dataplane_started_while_signalled_dataplane_exits_waits_and_starts() -> Result<()> {
     let site = site("bootkill")?;
     for words in [&[][..], &["--fast-path", "off", "--warm-restart", "on"]] {
         let mut before = start(&site, words)?;
@@ -241,8 +241,8 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
             .with_context(|| next.log())?;
             ensure!(!ended, "the dataplane exited: {}", next.log());
             ensure!(
-                !next.log().contains("no warm restart"),
-                "unexpected `no warm restart` in {}",
+                !next.log().contains("a warm restart is not possible"),
+                "unexpected `a warm restart is not possible` in {}",
                 next.log()
             );
             before = next;

@@ -545,7 +545,7 @@ fn server_that_clients_cannot_use_is_suspicious_until_repaired() -> Result<()> {
     let blamed = servers(&site, "web");
     ensure!(
         blamed[1]["code"] == "client_path" && blamed[1]["weight"] == 1,
-        "the second server has another code, or no weight: {blamed:?}"
+        "the second server does not have the code client_path and weight 1: {blamed:?}"
     );
     let lvsadm = programs::find("lvsadm")?;
     let doctor = format!("{} doctor 2>&1 || true", lvsadm.display());

@@ -182,7 +182,7 @@ fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
         ))?;
         checked
             .wait("down", |kind, of| of == family && kind != "ping")
-            .with_context(|| format!("rejected with {reject}"))?;
+            .with_context(|| format!("the servers reject packets with {reject}"))?;
         server.sh(&format!("nft delete table {table} f"))?;
         checked.wait("up", |_, _| true)?;
     }

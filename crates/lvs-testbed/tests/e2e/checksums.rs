@@ -88,7 +88,7 @@ fn right(ip: &[u8]) -> (Parts, Health) {
     let health = oracle::health(ip, &parts);
     assert!(
         matches!(health, Health::Right) || parts.protocol == 50 && health == Health::Unknown,
-        "{health:?}: {ip:02x?}"
+        "the transport checksum is {health:?}: {ip:02x?}"
     );
     (parts, health)
 }
@@ -172,7 +172,7 @@ fn checksums_of_translated_icmp_errors_are_correct() {
     while done < amount(1_500_000) {
         let six = entropy.one_in(2);
         let mut inner = random(entropy, six);
-        let parts = oracle::parts(&inner).expect("valid by construction");
+        let parts = oracle::parts(&inner).expect("the packet is valid by construction");
         // Routers may quote different amounts of the packet, but at least eight bytes of the
         // transport header.
         if entropy.one_in(2) {
@@ -181,7 +181,9 @@ fn checksums_of_translated_icmp_errors_are_correct() {
         let (src, dst) = (address(entropy, six), address(entropy, six));
         let kind = if six { 1 } else { 3 };
         let mut ip = packet::icmp(src, dst, kind, entropy.u8(), [0; 4], &inner);
-        let l4 = oracle::parts(&ip).expect("valid by construction").l4;
+        let l4 = oracle::parts(&ip)
+            .expect("the packet is valid by construction")
+            .l4;
         for _ in 0..CHAIN {
             let end = entropy.pick(&[End::Source, End::Destination]);
             let to = socket(entropy, six);
@@ -216,7 +218,7 @@ fn checksums_of_outer_tunnel_headers_are_correct() {
     for _ in 0..count {
         let (six, over6) = (entropy.one_in(2), entropy.one_in(2));
         let inner = random(entropy, six);
-        let packet = parse::ip(&inner, false).expect("valid by construction");
+        let packet = parse::ip(&inner, false).expect("the packet is valid by construction");
         let checksum = entropy.pick(&checksums);
         let port = entropy.u16().max(1);
         let tunnel = entropy.pick(&[

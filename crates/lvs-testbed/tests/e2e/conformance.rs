@@ -48,49 +48,49 @@ fn check_kinds(directory: &str, wanted: &[(&str, usize)]) {
 }
 
 #[test]
-fn schedulers_choose_the_recorded_servers() {
+fn schedulers_choose_servers_of_kernel_recordings() {
     check("schedulers", 1232);
 }
 
 #[test]
-fn persistence_equals_recordings() {
+fn persistent_connections_equal_kernel_recordings() {
     check("persistence", 357);
 }
 
 #[test]
-fn connection_states_equal_recordings() {
+fn connection_states_equal_kernel_recordings() {
     check("tcpstates", 1475);
 }
 
 #[test]
-fn counters_and_rates_equal_recordings() {
+fn counters_and_rates_equal_kernel_recordings() {
     check("stats", 74);
 }
 
 #[test]
-fn packets_equal_recordings() {
+fn forwarded_packets_equal_kernel_recordings() {
     check("packets", 272);
 }
 
 #[test]
-fn proc_files_equal_recordings() {
+fn proc_files_equal_kernel_recordings() {
     check("proc", 3);
 }
 
 #[test]
-fn ftp_connections_equal_recordings() {
+fn ftp_connections_equal_kernel_recordings() {
     check("ftp", 470);
 }
 
 #[test]
-fn sync_messages_equal_recordings() {
+fn sync_messages_equal_kernel_recordings() {
     check("sync", 1910);
 }
 
 /// Random operations and frames, recorded from Linux 6.12, for cases that the other recordings
 /// lack.
 #[test]
-fn random_operations_equal_recordings() {
+fn random_operations_equal_kernel_recordings() {
     let wanted = [
         ("schedulers", 160),
         ("persistence", 180),
@@ -130,7 +130,7 @@ fn check_fast_path(files: &[PathBuf], forwarded: u64) {
 }
 
 #[test]
-fn fast_path_packets_and_counters_equal_recordings() {
+fn fast_path_packets_and_counters_equal_kernel_recordings() {
     check_fast_path(&recordings("packets"), 200);
     check_fast_path(&recordings("stats"), 500);
     check_fast_path(&recordings("proc"), 0);
@@ -138,13 +138,13 @@ fn fast_path_packets_and_counters_equal_recordings() {
 
 #[test]
 #[ignore = "long"]
-fn fast_path_connection_states_equal_recordings() {
+fn fast_path_connection_states_equal_kernel_recordings() {
     check_fast_path(&recordings("tcpstates"), 70);
 }
 
 #[test]
 #[ignore = "long"]
-fn fast_path_persistence_and_helpers_equal_recordings() {
+fn fast_path_persistence_and_ftp_helper_equal_kernel_recordings() {
     check_fast_path(&recordings("persistence"), 4);
     check_fast_path(&recordings("ftp"), 10);
 }
@@ -154,7 +154,7 @@ fn fast_path_persistence_and_helpers_equal_recordings() {
 /// packet, so that the master of the synchronisation sends the same messages as the kernel.
 #[test]
 #[ignore = "long"]
-fn fast_path_schedulers_and_sync_equal_recordings() {
+fn fast_path_schedulers_and_sync_equal_kernel_recordings() {
     let files = [recordings("schedulers"), recordings("sync")];
     let short = ["fuzz", "ovf", "encode", "sequences"];
     let is_short = |path: &PathBuf| {
@@ -167,7 +167,7 @@ fn fast_path_schedulers_and_sync_equal_recordings() {
 
 #[test]
 #[ignore = "long"]
-fn fast_path_random_operations_equal_recordings() {
+fn fast_path_random_operations_equal_kernel_recordings() {
     check_fast_path(&recordings("differential"), 300);
 }
 

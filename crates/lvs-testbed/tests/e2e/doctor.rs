@@ -51,7 +51,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 }
 
 #[test]
-fn doctor_reports_rp_filter_lro_lost_frames_and_interface_down() -> Result<()> {
+fn doctor_reports_rp_filter_lro_lost_frames_iptables_rule_and_interface_down() -> Result<()> {
     let site = site("docthost", Forward::Nat)?;
     let all = findings(&site)?;
     ensure!(all.is_empty(), "doctor reports findings: {all:?}");
@@ -223,7 +223,7 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     );
     ensure!(
         fix.contains("by 20,") && fix.ends_with("advmss 1440"),
-        "the fix has another size: {fix}"
+        "the fix does not name 20 bytes and end with `advmss 1440`: {fix}"
     );
     Ok(())
 }
@@ -279,7 +279,11 @@ fn doctor_reports_foreign_owner_of_vip() -> Result<()> {
     // `add_service` may fail because of the foreign VIP.
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
-    let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);
+    let expected = format!(
+        "{} answers ARP or neighbour discovery for {}",
+        mac.trim(),
+        site.vip
+    );
     soon(&format!("doctor to report: {expected}"), || {
         fix(&site, &expected).is_ok_and(|fix| fix.contains("arp_ignore=1"))
     })
@@ -325,7 +329,7 @@ fn doctor_names_service_of_refused_connections() -> Result<()> {
     let finding = &reported[0];
     ensure!(
         finding["service"]["address"] == format!("{}:81", site.vip),
-        "the finding names another service: {finding}"
+        "the finding does not name the service at port 81: {finding}"
     );
     for key in ["since", "ago", "recent", "last_minute"] {
         ensure!(
@@ -365,10 +369,13 @@ fn doctor_names_service_of_dropped_packets() -> Result<()> {
 }
 
 #[test]
-fn doctor_reports_vip_without_owner() -> Result<()> {
+fn doctor_reports_vip_without_owner_and_service_without_server() -> Result<()> {
     let site = site("doctvip", Forward::Nat)?;
     site.lvsadm("-A -t 203.0.113.77:80 -s rr")?;
-    let output = fix(&site, "this host does not answer ARP for 203.0.113.77")?;
+    let output = fix(
+        &site,
+        "this host does not answer ARP or neighbour discovery for 203.0.113.77",
+    )?;
     ensure!(
         output.contains("ip addr add 203.0.113.77/32 dev lo"),
         "no `ip addr add 203.0.113.77/32 dev lo` in {output}"

@@ -68,7 +68,7 @@ fn requests(site: &Site, count: u64) -> Result<()> {
 }
 
 #[test]
-fn log_without_reader_delays_no_packet() -> Result<()> {
+fn log_without_reader_or_on_full_disk_breaks_no_request() -> Result<()> {
     let mut site = site("log")?;
     let fifo = site.testbed.dir().join("log").display().to_string();
     let stuff = format!(
@@ -104,7 +104,7 @@ fn log_without_reader_delays_no_packet() -> Result<()> {
 }
 
 #[test]
-fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
+fn control_socket_rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     let mut site = site("rights")?;
     site.start_dataplane(&["--group", "4242"])?;
     let add = format!("-A -t {} -s rr", site.service(81));
@@ -203,7 +203,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
 }
 
 #[test]
-fn lvsd_replaces_hung_dataplane() -> Result<()> {
+fn hung_dataplane_is_replaced_by_lvsd_and_ended_when_lvsd_stops() -> Result<()> {
     let site = site("hang")?;
     let config = site.testbed.dir().join("lvsd.toml");
     let mut text = format!(
@@ -340,7 +340,7 @@ fn resident(pid: u32) -> Result<u64> {
 
 #[test]
 #[ignore = "long"]
-fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result<()> {
+fn local_users_without_rights_use_bounded_memory_and_break_no_request() -> Result<()> {
     let mut site = site("users")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
@@ -387,7 +387,7 @@ fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result
     site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
     let report = steady.finish_ok()?;
     let taken = resident(dataplane)?.saturating_sub(before);
-    println!("{taken} MiB more at the most; {report:?}");
+    println!("peak memory grew by {taken} MiB; {report:?}");
     ensure!(taken <= 64, "peak memory grew by {taken} MiB");
     for user in &mut users {
         user.wait(Duration::from_secs(30))?;

@@ -265,14 +265,14 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         member.kill();
     }
     wait_status(&site, "lvsd status to report the loss of etcd", |status| {
-        status.contains("DOES NOT ANSWER")
+        status.contains("NO USABLE ANSWER")
     })?;
     // A restarted daemon uses the same servers.
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site, &site.director, "d1")?;
     wait_status(&site, "the stored servers to be used", |status| {
-        status.contains("from before the start of lvsd") && status.contains("DOES NOT ANSWER")
+        status.contains("from before the start of lvsd") && status.contains("NO USABLE ANSWER")
     })?;
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
     for (n, member) in members.iter_mut().enumerate() {
@@ -280,7 +280,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     }
     wait_status(&site, "etcd to be back", |status| {
         status.contains("etcd /lvs/: ")
-            && !status.contains("DOES NOT ANSWER")
+            && !status.contains("NO USABLE ANSWER")
             && !status.contains("from before the start of lvsd")
     })?;
     let mut first = register(&site, 0)?;
@@ -363,8 +363,8 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
             &site,
             "lvsd status to report the unchanged service",
             |status| {
-                status.contains("NOT KNOWN YET; 1 service of the dataplane unchanged")
-                    && status.contains("DOES NOT ANSWER")
+                status.contains("NOT KNOWN YET; lvsd leaves 1 service of the dataplane unchanged")
+                    && status.contains("NO USABLE ANSWER")
             },
         )
         .with_context(|| lvsd.log())?;
@@ -424,7 +424,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn lvsd_connects_to_etcd_with_tls_and_password() -> Result<()> {
+fn lvsd_connects_to_etcd_with_tls_and_password_and_reports_wrong_credentials() -> Result<()> {
     let site = site("etcdtls")?;
     let dir = site.testbed.dir().display().to_string();
     let address = site.real_address(0);
@@ -510,7 +510,7 @@ fn lvsd_connects_to_etcd_with_tls_and_password() -> Result<()> {
     .with_context(|| lvsd.log())?;
     for (ca, client, password, words) in [
         ("other", shown.as_str(), "password", "TLS"),
-        ("ca", "", "password", "DOES NOT ANSWER"),
+        ("ca", "", "password", "NO USABLE ANSWER"),
         // With authentication, the gateway of etcd refuses certificates that have a common name.
         (
             "ca",
@@ -746,7 +746,7 @@ fn stuck_etcd_watch_is_replaced() -> Result<()> {
 /// disconnected, then while lvsd is stopped.
 #[test]
 #[ignore = "needs etcd"]
-fn etcd_compacted_history_is_read_again() -> Result<()> {
+fn etcd_keys_are_read_again_after_history_was_compacted() -> Result<()> {
     let site = site("etcdcompact")?;
     let buffers = |receive: &str, send: &str| -> Result<()> {
         for host in [&site.director, &site.servers[0]] {
@@ -793,7 +793,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
         "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 2379 drop'",
     )?;
     wait_status(&site, "lvsd status to report the loss of etcd", |status| {
-        status.contains("DOES NOT ANSWER")
+        status.contains("NO USABLE ANSWER")
     })?;
     // The number of keys is unchanged, so that lvsd cannot detect the difference by counting.
     add(2)?;
@@ -803,7 +803,7 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     site.director.sh("nft delete table inet cut")?;
     wait_usable(&site, &[1, 2], &lvsd)?;
     wait_status(&site, "etcd to be back", |status| {
-        known(status) >= Some(revision) && !status.contains("DOES NOT ANSWER")
+        known(status) >= Some(revision) && !status.contains("NO USABLE ANSWER")
     })?;
 
     lvsd.signal(Signal::SIGSTOP)?;
@@ -837,11 +837,11 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
         known(status) >= Some(revision)
             && status.contains("BELOW ITS QUORUM")
             && !status.contains("left out")
-            && !status.contains("DOES NOT ANSWER")
+            && !status.contains("NO USABLE ANSWER")
     })?;
     // etcd before 3.4.31 and 3.5.13 sometimes loses the notice of compaction, with all pending
     // events.
-    let reported = format!("its history up to revision {revision} was compacted");
+    let reported = format!("the history up to revision {revision} was compacted");
     let lost = "the watch did not deliver the present values of some keys";
     wait_until("the log to report that all keys are read", PATIENCE, || {
         let log = lvsd.log();

@@ -95,7 +95,7 @@ fn dataplane_without_inherited_state_serves_new_and_resets_old_connections() -> 
 }
 
 #[test]
-fn interface_removed_and_created_again_is_used() -> Result<()> {
+fn interface_is_used_again_after_link_down_or_removal() -> Result<()> {
     let mut site = common::site(SiteOptions::with_servers("away", Forward::Nat, 2))?;
     site.add_service(80, "rr")?;
     let mut load = site.load_of(20);
@@ -204,7 +204,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
 }
 
 #[test]
-fn invalid_rules_change_nothing() -> Result<()> {
+fn refused_lvsadm_commands_change_nothing() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("rules", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     let before = site.lvsadm("-S -n")?;

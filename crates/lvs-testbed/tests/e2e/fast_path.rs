@@ -90,7 +90,7 @@ macro_rules! method {
 
             #[test]
             $(#[$tier])?
-            fn fast_path_uses_added_servers_and_avoids_removed_ones() -> Result<()> {
+            fn fast_path_uses_added_servers_and_avoids_removed_servers() -> Result<()> {
                 let label = format!("ink-{}-admin", stringify!($name));
                 common::administration(&site(&label, Forward::$forward, 3)?)
             }
@@ -214,7 +214,7 @@ fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
 }
 
 #[test]
-fn removed_server_receives_no_packets() -> Result<()> {
+fn removed_server_receives_no_offloaded_packets_until_added_again() -> Result<()> {
     for (label, forward) in [("ink-rem", Forward::Nat), ("ink-remf", Forward::FullNat)] {
         removed(label, forward)?;
     }
@@ -429,10 +429,10 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
     let second = second.context("the second connection is not listed")?;
     let explained = |source: &str, text: &str| {
         let question = format!("explain tcp {source} {}", site.service(80));
-        let what = format!("explain of {source} to print: in kernel: {text}");
+        let what = format!("explain of {source} to print: fast path: {text}");
         soon(&what, || {
             let output = site.lvsadm(&question);
-            output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
+            output.is_ok_and(|output| output.contains(&format!("fast path   {text}\n")))
         })
     };
     explained(&second, "yes")?;
@@ -455,7 +455,7 @@ fn connections_that_capture_filter_excludes_stay_offloaded() -> Result<()> {
 }
 
 #[test]
-fn explain_shows_offloaded_connections() -> Result<()> {
+fn explain_shows_whether_connection_is_offloaded_and_why_not() -> Result<()> {
     let site = site("ink-explain", Forward::Nat, 1)?;
     let _download = download_in_the_kernel(&site)?;
     let listed = site.lvsadm("-L -n -c")?;
@@ -463,9 +463,9 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
     // The output shows a change after the connection's next packet.
     let output = |text: &str| {
-        soon(&format!("explain to print: in kernel: {text}"), || {
+        soon(&format!("explain to print: fast path: {text}"), || {
             let output = site.lvsadm(&question);
-            output.is_ok_and(|output| output.contains(&format!("in kernel   {text}\n")))
+            output.is_ok_and(|output| output.contains(&format!("fast path   {text}\n")))
         })
     };
     output("yes")?;
@@ -481,13 +481,13 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let new = site.lvsadm(&new)?;
     let before = "no: connections are offloaded after 16 packets from the client";
     ensure!(
-        new.contains(&format!("in kernel   {before}\n")),
+        new.contains(&format!("fast path   {before}\n")),
         "explain does not say when the connection is offloaded: {new}"
     );
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
     ensure!(
-        !nobody.contains("in kernel"),
-        "unexpected `in kernel` in {nobody}"
+        !nobody.contains("fast path"),
+        "unexpected `fast path` in {nobody}"
     );
 
     let rule = format!("--destination {}", site.vip);
@@ -515,7 +515,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
 
 /// An orderly stop removes all BPF programs; the successor starts without connections.
 #[test]
-fn stopped_dataplane_removes_its_programs() -> Result<()> {
+fn stopped_dataplane_no_longer_forwards_in_kernel_fast_path() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         site.add_service(80, "rr")?;
@@ -640,7 +640,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     ))?;
     ensure!(
         sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
-        "the downloads differ: {sums}"
+        "a download is missing, or differs from the others: {sums}"
     );
     let output = log.lines().find(|line| line.contains("took over"));
     println!("{}", output.context("the log does not report a takeover")?);
@@ -663,37 +663,37 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn nat_connections_survive_killed_dataplane() -> Result<()> {
+fn offloaded_nat_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killn", &ON, Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn full_nat_connections_survive_killed_dataplane() -> Result<()> {
+fn offloaded_full_nat_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killf", &ON, Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
-fn direct_routing_connections_survive_killed_dataplane() -> Result<()> {
+fn offloaded_direct_routing_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killd", &ON, Forward::Dr)
 }
 
 #[test]
 #[ignore = "long"]
-fn tunnel_connections_survive_killed_dataplane() -> Result<()> {
+fn offloaded_tunnel_connections_survive_killed_dataplane() -> Result<()> {
     killed("ink-killt", &ON, Forward::Tun)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_of_two_workers_survive_killed_dataplane() -> Result<()> {
+fn offloaded_connections_of_two_workers_survive_killed_dataplane() -> Result<()> {
     killed("ink-kill2n", &TWO, Forward::Nat)?;
     killed("ink-kill2f", &TWO, Forward::FullNat)
 }
 
 #[test]
-fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
+fn cleanup_or_successor_with_other_table_size_discards_state_of_killed_dataplane() -> Result<()> {
     let mut site = site("ink-clean", Forward::Nat, 1)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     site.add_service(80, "rr")?;
@@ -732,7 +732,10 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             continue;
         }
         site.start_dataplane(&["--fast-path", "on", "--max-connections", "5000"])?;
-        common::says(&site, "it had another --max-connections")?;
+        common::says(
+            &site,
+            "the previous dataplane had another --max-connections",
+        )?;
         ensure!(
             !site.lvsadm("-L -n")?.contains(":80"),
             "the successor lists services of the killed dataplane"

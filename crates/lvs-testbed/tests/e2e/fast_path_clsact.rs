@@ -144,7 +144,7 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
 /// the kernel fast path forwards packets again.
 #[test]
 #[ignore = "long"]
-fn earlier_filter_of_another_program_is_reported() -> Result<()> {
+fn clsact_filter_before_fast_path_is_reported_and_breaks_no_connection() -> Result<()> {
     let site = site("inkc-front", 2)?;
     let mut running = download(&site)?;
     let doctor = || {
@@ -216,7 +216,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
 }
 
 #[test]
-fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
+fn cleanup_or_successor_without_fast_path_removes_filters_of_killed_dataplane() -> Result<()> {
     let mut site = site("inkc-clean", 2)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for cleanup in [true, false] {

@@ -74,7 +74,7 @@ fn fast_path_without_option_is_used_only_if_permitted_and_supported() -> Result<
         );
         let output = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}", site.service(80)))?;
         let expected =
-            format!("in kernel   no: the dataplane does not use the kernel fast path{why}");
+            format!("fast path   no: the dataplane does not use the kernel fast path{why}");
         ensure!(output.contains(&expected), "no {expected:?} in {output}");
     }
     Ok(())

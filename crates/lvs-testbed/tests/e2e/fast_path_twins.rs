@@ -41,7 +41,7 @@ fn same(names: &[&str], seed: u64) {
                     .any(|kind| name.starts_with(kind));
                 assert!(
                     tunnel && early == 0 || early > all / 4,
-                    "XDP forwarded {early} of {all} frames"
+                    "XDP forwarded another share of the frames than expected: {early} of {all}"
                 );
             }
             Err(error) => not_tested(&error),

@@ -339,7 +339,7 @@ fn impossible_xdp_options_are_refused() -> Result<()> {
 /// The dataplane tries each second to use an interface whose XDP program is refused. The attempts do
 /// not change its nf_tables rules.
 #[test]
-fn refused_xdp_program_changes_no_rules() -> Result<()> {
+fn refused_xdp_program_changes_no_nftables_rules() -> Result<()> {
     let mut site = site("xdp-late", Forward::Nat)?;
     let words = "--fast-path on --interface eth0 --interface late0 --xdp late0";
     site.start_dataplane(&words.split(' ').collect::<Vec<_>>())?;

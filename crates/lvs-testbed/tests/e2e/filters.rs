@@ -221,7 +221,7 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
                 noticed
             )
             .is_ok(),
-        "the packet was reinjected"
+        "the packet was reinjected into the host, although the program was detached"
     );
     ensure!(site.testbed.port_of(sender)? == there);
     soon("the dataplane to log the detached program", noticed).with_context(|| dataplane.log())?;
@@ -234,7 +234,7 @@ fn removed_reinjection_program_leaks_no_packet() -> Result<()> {
 /// `-S` prints the same bytes as ipvsadm, and warns about settings that it does not save. `filter
 /// save` prints these settings, and `filter restore` restores them completely or not at all.
 #[test]
-fn filters_are_saved_and_restored() -> Result<()> {
+fn source_filters_are_saved_and_restored_completely_or_not_at_all() -> Result<()> {
     let mut site = site("save")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
@@ -262,9 +262,9 @@ fn filters_are_saved_and_restored() -> Result<()> {
     let message = saved("")?;
     let plain = site.director.sh(&format!("{lvsadm} -S -n 2>/dev/null"))?;
     ensure!(
-        message.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
+        message.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` saves them")
             && message.contains("1 rule(s) for marks"),
-        "no \"-S does not save 4 filter(s) by source: `lvsadm filter save` does\" or no `1 rule(s) for marks` in {message}"
+        "no \"-S does not save 4 filter(s) by source: `lvsadm filter save` saves them\" or no `1 rule(s) for marks` in {message}"
     );
     ensure!(saved("cat rules")? == format!("{message}{plain}"));
     // Under the name ipvsadm, the output is that of ipvsadm.
@@ -391,7 +391,7 @@ sleep 600;
 /// BPF programs that are attached by links, which `tc` does not show: `doctor` reports the programs
 /// that withhold packets from services, but not the dataplane's own.
 #[test]
-fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
+fn foreign_bpf_programs_at_interfaces_are_reported_by_doctor() -> Result<()> {
     let site = site("tcx")?;
     site.add_service(80, "rr")?;
     serves(&site, "at first")?;

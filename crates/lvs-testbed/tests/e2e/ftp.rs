@@ -29,12 +29,12 @@ struct Ftp {
 
 impl Ftp {
     fn new(options: SiteOptions, dataplane: &[&str]) -> Result<Self> {
-        Self::output(options, dataplane, |_| None)
+        Self::announcing(options, dataplane, |_| None)
     }
 
     /// Starts a site and its FTP servers. For passive data connections, the servers announce the
     /// address that `address` returns, or their own if it returns none.
-    fn output(
+    fn announcing(
         options: SiteOptions,
         dataplane: &[&str],
         address: impl Fn(&Site) -> Option<Ipv4Addr>,
@@ -374,7 +374,7 @@ fn ftp_ipv6_nat_transfers_files() -> Result<()> {
 #[test]
 #[ignore = "long"]
 fn ftp_nat_with_mark_without_helper_transfers_files() -> Result<()> {
-    let ftp = Ftp::output(options("ftp-blind", Forward::Nat), &[], |site| {
+    let ftp = Ftp::announcing(options("ftp-blind", Forward::Nat), &[], |site| {
         Some(site.vip)
     })?;
     ftp.serve_mark()?;

@@ -199,7 +199,7 @@ fn schedule_icmp_intercepts_icmp_errors_without_ports() -> Result<()> {
         let first = errors_in_transit(&site, expected)?;
         ensure!(
             first == expected.contains(&1),
-            "schedule_icmp={value}: the client received the error without ports"
+            "with schedule_icmp={value}, the client received the ICMP error without ports, or did not receive it, against the setting"
         );
     }
     Ok(())

@@ -271,7 +271,7 @@ fn downloads_survive_killed_dataplane_with_changed_tables() -> Result<()> {
 /// The state keeper survives killed dataplanes, also if the next one has a table of another size. It
 /// exits after `--cleanup` and after an orderly stop.
 #[test]
-fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
+fn state_keeper_survives_killed_dataplanes_and_ends_with_stop_or_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
     let director = site.director.clone();
     let keepers = || director.sh("ss -xlH | grep -c lvs-state || true");

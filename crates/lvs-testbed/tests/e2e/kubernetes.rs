@@ -637,7 +637,7 @@ impl Bed {
                 && spec["automountServiceAccountToken"] == true
                 && container["securityContext"]["privileged"] == true
                 && container["securityContext"]["readOnlyRootFilesystem"] == true,
-            "the manifest has other settings: {spec:#}"
+            "the manifest lacks the host network, the token, or a security setting: {spec:#}"
         );
         let account = spec["serviceAccountName"].as_str().unwrap_or_default();
         let token = self.ask(
@@ -1221,11 +1221,11 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
     Ok(left)
 }
 
-const LOST: &str = "DOES NOT ANSWER";
+const LOST: &str = "NO USABLE ANSWER";
 
 /// Directors continue to serve without an API server, and also start without it.
 fn api_server_killed(bed: &mut Bed) -> Result<()> {
-    bed.under_load("API server killed and back", |bed| {
+    bed.under_load("API server killed and started again", |bed| {
         let before = [0, 1].map(|index| bed.servers(index, &bed.web()));
         bed.server
             .take()
@@ -1422,7 +1422,8 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
         })
     })?;
     bed.wait_servers(&bed.web(), &pods(all))?;
-    bed.under_load("class back", |_| Ok(())).map(drop)
+    bed.under_load("load balancer class restored", |_| Ok(()))
+        .map(drop)
 }
 
 /// The director with the addresses and the Lease fails; the other director continues its

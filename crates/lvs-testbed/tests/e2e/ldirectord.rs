@@ -155,7 +155,7 @@ fn rules_are_saved_and_restored_by_debian_scripts() -> Result<()> {
     let saved = site.director.sh("cat /etc/ipvsadm.rules")?;
     ensure!(
         saved == format!("# ipvsadm.rules\n{before}"),
-        "the script saved other rules: {saved}"
+        "the script saved other rules than ipvsadm-save prints: {saved}"
     );
     let status = run(&site, "status")?;
     ensure!(

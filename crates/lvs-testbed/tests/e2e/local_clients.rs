@@ -257,7 +257,7 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
 
 /// A host that spoofs the director's addresses reaches no listener on the director.
 #[test]
-fn spoofed_packets_with_host_address_are_refused() -> Result<()> {
+fn spoofed_packets_with_host_address_reach_no_listener() -> Result<()> {
     let mut site = new_site("lc-forged")?;
     let _servers = [echo(&site.servers[0])?, echo(&site.servers[1])?];
     site.start_dataplane(&[])?;

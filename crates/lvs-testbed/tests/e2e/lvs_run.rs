@@ -137,7 +137,7 @@ fn keepalived_exits_when_its_lvs_run_is_killed() -> Result<()> {
 /// library accepts only replies from the kernel's netlink port.
 #[test]
 #[ignore = "by hand: needs the tests of moby/ipvs (make test-kubernetes)"]
-fn moby_ipvs_passes_its_own_tests() -> Result<()> {
+fn moby_ipvs_library_under_lvs_run_passes_its_own_tests() -> Result<()> {
     let program = std::env::var("LVS_MOBY_IPVS")
         .context("LVS_MOBY_IPVS is not set to a program; run `make test-kubernetes`")?;
     let site = site("lvsrunmoby")?;

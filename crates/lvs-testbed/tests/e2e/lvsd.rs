@@ -151,7 +151,7 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
 }
 
 #[test]
-fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
+fn dataplane_survives_stop_of_lvsd_and_is_restarted_by_lvsd_after_death() -> Result<()> {
     let site = site("leave")?;
     configure(&site, 3)?;
     let mut lvsd = start(&site, &[])?;
@@ -467,7 +467,7 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
 
 /// `lvsd stop --all` removes the files of its network namespace, whether lvsd runs or not.
 #[test]
-fn stop_all_removes_files_of_its_namespace() -> Result<()> {
+fn lvsd_stop_all_removes_files_of_its_network_namespace() -> Result<()> {
     let site = site("sweep")?;
     configure(&site, 3)?;
     let files = || {
@@ -585,7 +585,7 @@ fn typo_in_configuration_file_is_reported_until_corrected() -> Result<()> {
 /// lvsd continues a drain after a reload, a refused reload, and a restart of lvsd. A user without
 /// write access cannot end it.
 #[test]
-fn lvsd_keeps_drain_over_restarts() -> Result<()> {
+fn lvsd_keeps_drain_over_reloads_and_restarts() -> Result<()> {
     let site = site("admin")?;
     let path = configure(&site, 3)?;
     let state = site.testbed.dir().join("state").display().to_string();
@@ -659,7 +659,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
 /// The sorry server gets new connections only below the quorum. lvsd runs a program at both
 /// changes.
 #[test]
-fn sorry_server_answers_below_quorum() -> Result<()> {
+fn sorry_server_answers_only_below_quorum_and_notify_program_gets_events() -> Result<()> {
     let mut site = site("sorry")?;
     let path = configure(&site, 2)?;
     let output = site.testbed.dir().join("reported").display().to_string();
@@ -849,7 +849,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
 /// the times.
 #[test]
 #[ignore = "long"]
-fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
+fn file_with_2277_services_and_37205_servers_is_loaded_and_one_change_applied() -> Result<()> {
     const SERVICES: usize = 2_277;
     const SERVERS: usize = 37_205;
     let site = site("large")?;
@@ -928,7 +928,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
 /// equals that of a start with the last file.
 #[test]
 #[ignore = "long"]
-fn thousand_reloads_break_no_connection() -> Result<()> {
+fn thousand_reloads_break_no_connection_and_result_equals_cold_start() -> Result<()> {
     let site = site("reloads")?;
     let path = configure(&site, 3)?;
     let base = fs::read_to_string(&path)?;

@@ -231,8 +231,8 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         "no `routers prefer other directors` in {output}"
     );
     ensure!(
-        output.contains("is lvsd running?"),
-        "no `is lvsd running?` in {output}"
+        output.contains("check whether lvsd runs"),
+        "no `check whether lvsd runs` in {output}"
     );
     announce(&site, &both("announced"), 1)?;
     soon("the routes to be withdrawn", || {
@@ -292,7 +292,7 @@ fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
 }
 
 #[test]
-fn invalid_announcements_are_refused() -> Result<()> {
+fn invalid_announcements_are_refused_and_existing_host_route_is_kept() -> Result<()> {
     let site = site("announce-bad")?;
     let one = r#"{"address":"203.0.113.10","standing":"announced"}"#;
     announce(&site, one, 600)?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, soon};
 
 #[test]
-fn mark_rules_join_ports_to_a_service_and_pass_or_drop_others() -> Result<()> {
+fn mark_rules_join_ports_to_a_service_or_drop_or_pass_packets_to_host() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("marks", Forward::Nat, 2))?;
     let rules = site.director.dir().join("marks");
     let vip = site.vip;

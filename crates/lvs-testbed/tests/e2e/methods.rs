@@ -30,7 +30,7 @@ macro_rules! method {
             }
 
             #[test]
-            fn new_connections_use_added_servers_and_avoid_removed_ones() -> Result<()> {
+            fn new_connections_use_added_servers_and_avoid_removed_servers() -> Result<()> {
                 common::administration(&common::site(options("admin", 3))?)
             }
         }

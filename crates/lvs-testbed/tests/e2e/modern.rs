@@ -192,7 +192,7 @@ fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
     // lvsd logs the resets after both ends may have received them.
     soon("the log to report 6 TCP resets", || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
-        lvsd.contains("6 TCP resets sent")
+        lvsd.contains("6 TCP resets were sent")
     })
     .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())
 }
@@ -301,7 +301,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
 /// A server stops answering; its clients receive resets after a check fails. `--nocapture` shows
 /// the times.
 #[test]
-fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
+fn clients_of_silent_server_are_reset_after_failed_checks() -> Result<()> {
     const CLIENTS: usize = 200;
     let site = Site::new(SiteOptions::with_servers("silent", Forward::Nat, 2))?;
     let virt = site.service(80);
@@ -411,7 +411,7 @@ fn datagrams_after_removal_of_server_use_another_server() -> Result<()> {
 }
 
 #[test]
-fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
+fn server_added_to_established_server_starts_slowly_with_share_in_listing() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("slow", Forward::Nat, 2))?;
     let mut daemon = Daemon::new(&site, "slow_start = \"1h\"");
     daemon.start(&[0])?;
@@ -426,7 +426,7 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     daemon.reload(&[0, 1])?;
     ensure!(
         !listed()?.contains("\"slow_start\":10"),
-        "the listing shows another slow start: {}",
+        "a server has a slow start, although no established server existed before: {}",
         listed()?
     );
     // When the setting is added, existing servers count as established.

@@ -93,7 +93,7 @@ impl<'a> Download<'a> {
         content::fill(0, &mut expected);
         ensure!(
             std::fs::read(&file)? == expected,
-            "the downloaded file differs"
+            "the downloaded file differs from the served one"
         );
         std::fs::remove_file(file)?;
         Ok(())
@@ -131,7 +131,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     download
         .finish()
         .context("the download failed after eth1 was renamed")?;
-    new_connections(&site, "another name")?;
+    new_connections(&site, "eth1 was renamed")?;
     is_logged_once(&site, "the interface eth1 was renamed to lan1")?;
     let rules = || director.sh("nft list ruleset").unwrap_or_default();
     wait_until(
@@ -165,7 +165,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     download
         .finish()
         .context("the download failed after eth1 was replaced")?;
-    new_connections(&site, "another device")?;
+    new_connections(&site, "eth1 was replaced")?;
     is_logged_once(&site, "eth1 is no longer in use")
 }
 
@@ -283,7 +283,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
             .finish()
             .with_context(|| format!("the server has arp_notify = {notify}"))?;
     }
-    new_connections(&site, "both changes of the address")?;
+    new_connections(&site, "the server's link-layer address has changed twice")?;
     // A third change: with a static entry for its gateway, the server sends no ARP packets.
     let gateway = site.director.sh("cat /sys/class/net/eth1/address")?;
     server.sh(&format!(
@@ -360,7 +360,7 @@ fn gateway_address_is_resolved_before_the_first_packet() -> Result<()> {
 
 /// The switch sends multicast frames only to hosts that have reported the group.
 #[test]
-fn snooping_switch_forwards_to_dataplane() -> Result<()> {
+fn snooping_switch_forwards_ipv6_multicast_to_dataplane_until_service_is_removed() -> Result<()> {
     let mut options = SiteOptions::with_servers("mld", Forward::Nat, 1);
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
@@ -574,7 +574,7 @@ fn packets_between_vlans_of_a_trunk_are_forwarded_by_kernel_fast_path() -> Resul
 /// doctor reports a program at the trunk, although the dataplane uses only the VLAN interfaces.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
-fn foreign_programs_at_trunk_are_reported() -> Result<()> {
+fn foreign_bpf_program_at_trunk_is_reported_by_doctor() -> Result<()> {
     let mut site = trunk("below", 1500)?;
     site.start_dataplane(&[])?;
     let program = programs::find("lvsadm")?.display().to_string();
@@ -608,7 +608,7 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     ensure!(!served()?);
     let output = doctor()?;
     let found =
-        "a BPF program at the egress of eth0 (tcx: somebodys) may drop requests and answers";
+        "a BPF program at the egress of eth0 (tcx: somebodys) may drop requests and replies";
     ensure!(output.contains(found), "no {found:?} in {output}");
     tcx.kill();
     wait_until(

@@ -18,7 +18,7 @@ fn options(label: &str) -> SiteOptions {
 }
 
 #[test]
-fn drain_waits_for_the_last_connection() -> Result<()> {
+fn lvsadm_drain_waits_for_last_connection_or_deadline() -> Result<()> {
     let site = common::site(options("drain"))?;
     site.add_service(80, "rr")?;
     let (service, server) = (site.service(80), format!("{}:80", site.real_address(0)));
@@ -38,8 +38,8 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         programs::find("lvsadm")?.display()
     ))?;
     ensure!(
-        late.contains("1 active") && late.contains("its weight is 1 again"),
-        "no `1 active` or no `its weight is 1 again` in {late}"
+        late.contains("1 active") && late.contains("the server has weight 1 again"),
+        "no `1 active` or no `the server has weight 1 again` in {late}"
     );
     ensure!(
         late.ends_with("status 1\n"),
@@ -106,7 +106,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
 }
 
 #[test]
-fn explain_agrees_with_later_decision() -> Result<()> {
+fn lvsadm_explain_agrees_with_later_decision_and_changes_no_counters() -> Result<()> {
     let site = common::site(options("explain"))?;
     site.add_service(80, "rr")?;
     let service = site.service(80);
@@ -305,7 +305,7 @@ fn shows(screen: &Proc, what: &str) -> Result<()> {
 }
 
 #[test]
-fn watch_shows_rates_and_restores_terminal() -> Result<()> {
+fn lvsadm_watch_shows_rates_and_restores_terminal() -> Result<()> {
     let site = common::site(options("watch"))?;
     site.add_service(80, "rr")?;
     let mut load = site.load();

@@ -447,7 +447,7 @@ fn faults_of_direct_routing_services_are_reported_until_repaired() -> Result<()>
 }
 
 #[test]
-fn strict_filter_of_tunnel_server_is_reported_until_repaired() -> Result<()> {
+fn strict_rp_filter_of_tunnel_server_is_reported_until_repaired() -> Result<()> {
     let site = site("pagetun", Forward::Tun, Topology::Routed, 2)?;
     let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
     let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;

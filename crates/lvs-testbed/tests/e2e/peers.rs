@@ -298,7 +298,7 @@ fn peer_with_wrong_key_or_address_is_refused() -> Result<()> {
 }
 
 #[test]
-fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
+fn director_without_its_peer_becomes_ready_after_sync_wait() -> Result<()> {
     let site = site("peerwait", Forward::Nat, 0)?;
     let key = key(&site, "key", KEY)?;
     let first = site.director.clone();
@@ -332,7 +332,7 @@ fn director_without_its_peer_becomes_ready_after_the_wait() -> Result<()> {
 /// An operator adds `[sync.peers]` to lvsd's configuration file while the dataplane runs. The peers
 /// take effect only after a restart of the dataplane.
 #[test]
-fn director_whose_dataplane_lacks_peers_is_not_ready() -> Result<()> {
+fn director_whose_dataplane_lacks_configured_peers_is_not_ready_until_restart() -> Result<()> {
     let mut options = SiteOptions::new("peerlack", Forward::Nat);
     options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
@@ -469,7 +469,7 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
     let differ = !output.contains("the same services and servers");
     ensure!(
         output.contains(&format!("exit status {}\n", u8::from(differ))),
-        "the exit status of lvsadm diff is wrong: {output}"
+        "the exit status of lvsadm diff does not match its output: {output}"
     );
     Ok(output)
 }

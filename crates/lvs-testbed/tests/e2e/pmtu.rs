@@ -84,10 +84,16 @@ fn both_ways(site: &Site, virt: SocketAddr) -> Result<()> {
     run(["-o", &path, &from]).context("the download failed")?;
     let mut expected = vec![0; usize::try_from(SIZE)?];
     content::fill(0, &mut expected);
-    ensure!(std::fs::read(&got)? == expected, "the download differs");
+    ensure!(
+        std::fs::read(&got)? == expected,
+        "the downloaded file differs from the served one"
+    );
     run(["-T", &path, &format!("{base}/up/big")]).context("the upload failed")?;
     let there = site.testbed.dir().join("rs1-up/up/big");
-    ensure!(std::fs::read(&there)? == expected, "the upload differs");
+    ensure!(
+        std::fs::read(&there)? == expected,
+        "the uploaded file differs from the original"
+    );
     std::fs::remove_file(there)?;
     Ok(())
 }

@@ -141,7 +141,7 @@ fn tunnel_downloads_continue_after_kill_of_master() -> Result<()> {
 /// packet counters.
 #[test]
 #[ignore = "long"]
-fn offloaded_connections_reach_backup() -> Result<()> {
+fn offloaded_connections_are_synchronised_and_continue_after_failover() -> Result<()> {
     const CLIENTS: u64 = 50;
     fast_path::require_permission()?;
     let mut options = SiteOptions::new("sync-kernel", Forward::Nat);
@@ -183,7 +183,7 @@ fn offloaded_connections_reach_backup() -> Result<()> {
 
 /// Both directors run `lvsd` with the same file, so that each has daemons of both roles.
 #[test]
-fn downloads_continue_between_two_lvsd() -> Result<()> {
+fn downloads_continue_when_one_of_two_lvsd_directors_fails() -> Result<()> {
     const CLIENTS: u64 = 100;
     let mut options = SiteOptions::new("sync-lvsd", Forward::Nat);
     options.standby = true;
@@ -405,7 +405,7 @@ fn send(site: &Site, bytes: &[u8]) -> Result<()> {
 }
 
 #[test]
-fn invalid_sync_messages_are_counted() -> Result<()> {
+fn invalid_sync_messages_are_counted_and_valid_part_of_damaged_message_is_used() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("nobody", Forward::Nat, 1))?;
     site.add_service(80, "rr")?;
     site.lvsadm("--start-daemon backup --mcast-interface eth0 --syncid 5")?;
@@ -543,7 +543,7 @@ fn sync_messages_of_local_users_are_ignored() -> Result<()> {
     );
     ensure!(
         lost <= own && malformed <= others,
-        "of {own} own messages {lost} were refused, and of {others} others {malformed} were received"
+        "more messages were counted than sent: {lost} lost of {own} own messages, {malformed} malformed of {others} others"
     );
     Ok(())
 }
@@ -562,7 +562,7 @@ fn sources(director: &Host) -> Result<Vec<Ipv4Addr>> {
 }
 
 #[test]
-fn master_sends_from_first_address_of_its_interface() -> Result<()> {
+fn sync_master_sends_from_first_address_of_its_interface_and_stops_without_address() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("primary", Forward::Nat, 1))?;
     let director = &site.director;
     director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;

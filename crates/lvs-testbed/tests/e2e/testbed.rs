@@ -39,7 +39,7 @@ fn kernel_forwarding_reaches_every_server() -> Result<()> {
     ))?;
     ensure!(
         fs::read(upload)? == fs::read(site.testbed.dir().join("rs1-up/up/x"))?,
-        "the upload differs"
+        "the uploaded file differs from the original"
     );
 
     let _iperf = servers::iperf3(&site.servers[0], site.real_address(0))?;

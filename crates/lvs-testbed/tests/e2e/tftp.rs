@@ -42,7 +42,10 @@ fn fetch(site: &Site) -> Result<()> {
             let _ = fs::remove_file(dir.join("file"));
             site.client.sh(client)?;
             let found = fs::read(dir.join("file")).with_context(|| client.clone())?;
-            ensure!(found == expected, "{client}: the file differs");
+            ensure!(
+                found == expected,
+                "{client}: the received file differs from the served one"
+            );
         }
     }
     let listing = site.lvsadm("-L -n")?;

@@ -145,8 +145,8 @@ impl Director {
         Ok(director)
     }
 
-    /// Number of packets that XDP has forwarded, and of packets from clients that the kernel fast path
-    /// has forwarded with a socket buffer.
+    /// The number of packets that the kernel fast path has forwarded: all packets in XDP, and with
+    /// a socket buffer only packets from clients.
     fn offloaded(&self) -> Result<u64> {
         let reasons = ["kernel_requests", "kernel_xdp"];
         Ok(common::drops(&self.site, reasons)?.iter().sum())
@@ -179,7 +179,7 @@ impl Director {
             let mut explained = String::new();
             soon("explain to show an offloaded connection", || {
                 explained = self.site.lvsadm(&question).unwrap_or_default();
-                explained.contains("in kernel   yes\n")
+                explained.contains("fast path   yes\n")
             })
             .with_context(|| explained.clone())?;
         }

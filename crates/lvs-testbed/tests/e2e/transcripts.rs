@@ -6,14 +6,14 @@ use lvs_testbed::suite::is_full;
 use lvs_testbed::transcripts::{Program, transcripts};
 
 #[test]
-fn recorded_ipvsadm_sessions_are_reproduced() {
+fn lvsadm_reproduces_recorded_ipvsadm_sessions() {
     play_all(Program::Lvsadm);
 }
 
 /// Debian's ipvsadm configures the dataplane over netlink.
 #[test]
 #[ignore = "long"]
-fn recorded_sessions_of_ipvsadm_under_lvs_run_are_reproduced() {
+fn ipvsadm_under_lvs_run_reproduces_recorded_sessions() {
     play_all(Program::Ipvsadm);
 }
 

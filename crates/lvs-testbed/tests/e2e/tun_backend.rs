@@ -77,7 +77,7 @@ fn tun_backend_tunnels_forward_bulk_and_datagrams() -> Result<()> {
 }
 
 #[test]
-fn tun_backend_uses_added_servers_and_avoids_removed_ones() -> Result<()> {
+fn tun_backend_uses_added_servers_and_avoids_removed_servers() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
 }
 
@@ -132,7 +132,7 @@ fn tun_backend_forwards_to_server_on_director() -> Result<()> {
 
 /// The VIP is in no network, but a route leads to it, so no host answers ARP for the VIP.
 #[test]
-fn tun_backend_serves_routed_address() -> Result<()> {
+fn tun_backend_serves_routed_vip_without_proxy_neighbour() -> Result<()> {
     let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
@@ -194,7 +194,7 @@ fn tun_backend_forwards_every_byte_over_ipv6() -> Result<()> {
 /// The host or the receiver divides super-packets into segments, and completes checksums.
 #[test]
 #[ignore = "long"]
-fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
+fn tun_backend_without_offloads_or_with_small_mtu_transfers_files() -> Result<()> {
     for forward in [Forward::Nat, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280)] {
             let mut options = SiteOptions::with_servers("hop-links", forward, 2);
@@ -507,7 +507,7 @@ fn tun_backend_lowers_ttl_by_one() -> Result<()> {
 }
 
 #[test]
-fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
+fn tun_backend_is_chosen_if_packet_sockets_are_not_permitted() -> Result<()> {
     let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Dataplane)?;
     site.start_dataplane_by(&NET_ADMIN_ONLY, &[])?;
     let dataplane = site
@@ -578,7 +578,7 @@ fn tun_backend_reports_since_when_an_interface_is_down() -> Result<()> {
 /// `lvsd` refuses a configuration file with a method that the backend does not support. With a valid
 /// file, it starts the dataplane, which owns the VIP, and checks the servers directly.
 #[test]
-fn tun_backend_under_lvsd_serves_clients() -> Result<()> {
+fn tun_backend_under_lvsd_serves_clients_and_refuses_direct_routing() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let file = site.testbed.dir().join("lvsd.toml");

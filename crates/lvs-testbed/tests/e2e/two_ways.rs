@@ -18,8 +18,15 @@ fn same(names: &[&str], seed: u64) {
         println!("{name}: {passed} of {frames} frames used the userspace fast path");
         // The userspace fast path handles only IPv4 packets to IPv4 servers.
         let short = name.ends_with("4") && !name.contains("6in");
-        assert_eq!(short, passed > frames / 20, "{name}: {passed}");
-        assert!(short || passed == 0, "{name}: {passed}");
+        assert_eq!(
+            short,
+            passed > frames / 20,
+            "{name}: {passed} of {frames} frames used the userspace fast path"
+        );
+        assert!(
+            short || passed == 0,
+            "{name}: {passed} frames used the userspace fast path"
+        );
     }
 }
 

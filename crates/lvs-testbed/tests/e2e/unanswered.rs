@@ -64,7 +64,7 @@ fn found_and_healed(site: &Site, port: u16, faults: [&str; 2], fix: &str) -> Res
 
 #[test]
 #[ignore = "long"]
-fn doctor_reports_server_without_vip_on_lo() -> Result<()> {
+fn doctor_reports_server_without_vip_on_lo_until_repaired() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("unansw", Forward::Dr, 3))?;
     site.add_service(80, "rr")?;
     let faults = ["ip addr del VIP/32 dev lo", "ip addr add VIP/32 dev lo"];
@@ -73,7 +73,7 @@ fn doctor_reports_server_without_vip_on_lo() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn doctor_reports_server_with_another_gateway() -> Result<()> {
+fn doctor_reports_server_with_another_gateway_until_repaired() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("unansw", Forward::Nat, 3))?;
     site.add_service(80, "rr")?;
     found_and_healed(&site, 80, OTHER_GATEWAY, "default gateway")
@@ -81,7 +81,7 @@ fn doctor_reports_server_with_another_gateway() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn doctor_reports_udp_server_with_another_gateway() -> Result<()> {
+fn doctor_reports_udp_server_with_another_gateway_until_repaired() -> Result<()> {
     let site = common::site(SiteOptions::with_servers("unudp", Forward::Nat, 3))?;
     let _servers = site
         .servers

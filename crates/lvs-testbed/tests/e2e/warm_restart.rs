@@ -54,12 +54,12 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     let output = site.director.sh(&script)?;
     let log = fs::read_to_string(site.director.dir().join("next"))?;
     ensure!(
-        log.contains("it belonged to a removed network namespace"),
-        "no `it belonged to a removed network namespace` in {log}"
+        log.contains("the previous dataplane belonged to a removed network namespace"),
+        "no `the previous dataplane belonged to a removed network namespace` in {log}"
     );
     ensure!(
-        !log.contains("continuing with the state of"),
-        "unexpected `continuing with the state of` in {log}"
+        !log.contains("continues with the state of"),
+        "unexpected `continues with the state of` in {log}"
     );
     ensure!(
         !output.contains(":80") && !output.contains("203.0.113"),
@@ -75,7 +75,7 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
 /// The state of these services and servers is larger than 8 MiB.
 #[test]
 #[ignore = "long"]
-fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
+fn successor_takes_over_2_001_services_and_more_than_22_000_servers() -> Result<()> {
     const SERVICES: u32 = 2_000;
     for words in ways()? {
         let mut options = SiteOptions::new("wr-many", Forward::Nat);
@@ -185,7 +185,7 @@ fn host_does_not_answer_on_service_and_mark_ports_without_dataplane() -> Result<
 /// The state of a removed namespace may belong to another tenant; the next dataplane must not use
 /// it.
 #[test]
-fn files_of_removed_namespaces_are_deleted_at_start() -> Result<()> {
+fn files_of_removed_namespaces_are_deleted_at_start_of_dataplane() -> Result<()> {
     // The dataplane deletes new files of other namespaces only if it can see all processes.
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;

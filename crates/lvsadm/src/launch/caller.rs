@@ -112,7 +112,7 @@ impl Caller {
         pidfd_getfd(&self.pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
     }
 
-    /// Returns device and inode of the caller's program.
+    /// Returns device and inode of the caller's program; `None` if the caller has exited.
     pub(super) fn program(&self) -> Option<(u64, u64)> {
         let found = fs::statat(&self.directory, "exe", AtFlags::empty()).ok()?;
         Some((found.st_dev, found.st_ino))
@@ -168,13 +168,15 @@ const USER: &str = "ns/user";
 /// Path of a thread's network namespace, relative to the thread's directory in `/proc`.
 const NETWORK: &str = "ns/net";
 
-/// Returns a namespace of the thread whose directory in `/proc` this is.
+/// Returns the namespace `name` of the thread whose directory in `/proc` is `directory`; `None` if
+/// the thread has exited.
 fn namespace(directory: &OwnedFd, name: &str) -> Option<NamespaceId> {
     let found = fs::statat(directory, name, AtFlags::empty()).ok()?;
     Some(NamespaceId::new(found.st_dev, found.st_ino))
 }
 
-/// Returns the process of the thread whose directory in `/proc` this is.
+/// Returns the process of the thread whose directory in `/proc` is `directory`; `None` if the
+/// thread has exited.
 fn process(directory: &OwnedFd) -> Option<u32> {
     let status = fs::openat(
         directory,
@@ -244,7 +246,8 @@ pub(super) trait Source {
 pub(super) struct Parts(Vec<(u64, usize)>);
 
 impl Parts {
-    /// Reads `count` parts (`struct iovec`) from address `at`.
+    /// Reads `count` parts (`struct iovec`) from address `at`; `None` if there are too many, or
+    /// they cannot be read.
     fn read(memory: &impl Source, at: u64, count: u64) -> Option<Self> {
         let count = usize::try_from(count).ok().filter(|n| *n <= PARTS_MAX)?;
         let mut bytes = vec![0; count * PART];
@@ -287,7 +290,7 @@ impl Parts {
         Some(all)
     }
 
-    /// Writes `bytes` to the ranges, in order.
+    /// Writes `bytes` to the ranges, in order; `None` if the memory cannot be written.
     fn fill(&self, memory: &Memory, mut bytes: &[u8]) -> Option<()> {
         for (at, length) in &self.0 {
             let (part, rest) = bytes.split_at(bytes.len().min(*length));
@@ -351,10 +354,10 @@ enum Place {
 }
 
 impl Buffers {
-    /// Maximum length of received datagrams. Those of the netlink family have at most some
+    /// Maximum length of received datagrams in bytes. Those of the netlink family have at most some
     /// kilobytes.
     const LENGTH_MAX: usize = 1 << 20;
-    /// Maximum length of received control messages.
+    /// Maximum length of received control messages in bytes.
     const CONTROL_MAX: usize = 4096;
 
     pub(super) fn of(call: &Call, memory: Memory) -> Option<Self> {
@@ -388,7 +391,8 @@ impl Buffers {
         self.parts.room(Self::LENGTH_MAX)
     }
 
-    /// Writes a datagram, its sender and its ancillary data to the program's memory.
+    /// Writes a datagram, its sender and its ancillary data to the program's memory; `None` if the
+    /// memory cannot be written.
     pub(super) fn fill(
         &self,
         bytes: &[u8],
@@ -440,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn read_of_unmapped_memory_is_an_error() {
+    fn read_or_write_of_unmapped_caller_memory_is_refused() {
         let memory = Memory::open(std::process::id()).expect("the memory can be read");
         assert!(
             memory.read(8, &mut [0; 4]).is_err(),
@@ -452,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn read_of_mapped_memory_returns_its_bytes() {
+    fn caller_memory_is_read_and_unmapped_address_or_missing_process_refused() {
         let bytes = *b"a request";
         let (at, own) = (bytes.as_ptr().addr() as u64, Look(std::process::id()));
         let mut copy = [0; 9];
@@ -468,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn long_request_is_not_copied() {
+    fn request_above_limit_of_bytes_or_parts_is_not_copied() {
         let memory = &Memory::open(std::process::id()).expect("the memory can be read");
         let long = parts(&[(8, u64::MAX), (8, u64::MAX)]).expect("the parts can be read");
         assert_eq!(long.room(100), 100);
@@ -502,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn exited_last_caller_is_not_reused() {
+    fn last_caller_is_not_reused_after_its_thread_exits() {
         let own = || {
             u32::try_from(rustix::thread::gettid().as_raw_pid())
                 .expect("the number fits into 32 bits")

@@ -236,7 +236,7 @@ impl Ask<'_> {
     }
 }
 
-/// Returns the call for a command.
+/// Converts a command that changes the configuration to the call for the dataplane.
 fn change(
     command: u8,
     attributes: Attributes<'_>,

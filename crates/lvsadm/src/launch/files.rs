@@ -105,7 +105,8 @@ impl Node {
         }
     }
 
-    /// The target of a link, relative to the directory that contains the link.
+    /// The target of a link, relative to the directory that contains the link; `None` if this is
+    /// not a link.
     fn target(&self) -> Option<String> {
         match self {
             Self::Link => Some(format!("sys/net/{INSIDE}/{NET}")),
@@ -244,7 +245,8 @@ impl Files {
         }
     }
 
-    /// Answers a request on another thread.
+    /// Answers a request on another thread. Fails if too many requests are being answered so, or if
+    /// no thread can be started.
     fn answer_later(self: Arc<Self>, bytes: &[u8]) -> Result<(), Errno> {
         if self.threads.fetch_add(1, Ordering::Relaxed) >= THREADS_MAX {
             self.threads.fetch_sub(1, Ordering::Relaxed);

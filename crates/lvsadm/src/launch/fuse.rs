@@ -64,7 +64,7 @@ impl<'a> Request<'a> {
         matches!(self.operation, FORGET | BATCH_FORGET | INTERRUPT)
     }
 
-    /// The name of a `LOOKUP`.
+    /// The name that a `LOOKUP` requests; `None` if it is invalid.
     pub(super) fn name(&self) -> Option<&'a str> {
         let end = self.body.iter().position(|byte| *byte == 0)?;
         std::str::from_utf8(&self.body[..end]).ok()
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn short_fuse_request_is_refused() {
+    fn short_fuse_request_or_other_protocol_version_is_refused() {
         assert!(Request::of(&[0; IN - 1]).is_none());
         for operation in [READ, WRITE, READDIR, LOOKUP] {
             let bytes = request(operation, &[1; 15]);

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn program_configuration_is_stored_in_its_newest_state() {
+    fn lvs_run_stores_latest_configuration_of_program_until_flush() {
         let mut kept = Kept::default();
         assert!(kept.is_empty() && kept.requests().is_empty());
         let timeouts = |tcp, tcp_fin, udp| Timeouts { tcp, tcp_fin, udp };
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn program_configuration_above_limit_is_not_stored() {
+    fn lvs_run_discards_configuration_above_limit_until_flush() {
         let mut kept = Kept::default();
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
         let all = u32::try_from(CHANGES_MAX).expect("the number fits into 32 bits");

@@ -60,7 +60,7 @@ Options:
   --version         show the version
 
 Environment:
-  LVS_SOCKET        as --socket
+  LVS_SOCKET        the same as --socket
 
 Exit status: that of COMMAND; 125 if lvs-run itself fails, 126 if COMMAND cannot be executed, 127 if it is not found.
 The supervisor writes errors to the system log.
@@ -170,7 +170,7 @@ fn failed(text: &str) -> u8 {
     FAILED
 }
 
-/// Replaces this process by the command.
+/// Replaces this process by the command. Returns the exit status only if this fails.
 fn execute(command: &[OsString]) -> u8 {
     let Some((program, arguments)) = command.split_first() else {
         return FAILED;
@@ -230,7 +230,7 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     };
     let why_no_files = |error: io::Error| {
         complain(&format!(
-            "{error}: /proc has no files of IPVS, so that ipvsadm -Lc fails: provide FUSE (modprobe fuse), and run lvs-run as root (CAP_SYS_ADMIN)"
+            "/proc has no files of IPVS ({error}), so that ipvsadm -Lc fails: provide FUSE (modprobe fuse), and run lvs-run as root (CAP_SYS_ADMIN)"
         ));
     };
     match mounts::prepare() {
@@ -255,10 +255,10 @@ fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
 /// Returns why the seccomp filter could not be installed, and the fix.
 fn refusal(error: &io::Error) -> String {
     let fix = match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",
+        Some(Errno::EACCES) => "run lvs-run as root (CAP_SYS_ADMIN)",
         Some(Errno::EINVAL | Errno::ENOSYS) => "Linux 5.19 or newer with seccomp is needed",
         _ if error.kind() == io::ErrorKind::Unsupported => "only x86-64 and aarch64 are supported",
-        _ => "check whether another sandbox prevents it",
+        _ => "check whether another sandbox prevents this",
     };
     format!("cannot install the seccomp filter: {error}: {fix}")
 }
@@ -373,7 +373,9 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
         && let Ok(program) = program
         && pidfd_send_signal(&program, Signal::TERM).is_ok()
     {
-        log("the supervisor was killed: ended the program with SIGTERM; start it again");
+        log(
+            "the supervisor of the program has ended unexpectedly, and lvs-run has sent SIGTERM to the program: start the program again",
+        );
     }
     std::process::exit(0)
 }
@@ -402,7 +404,7 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     });
     let mut next = || fds.as_mut().and_then(Iterator::next);
     let (fd, files) = (
-        next().ok_or("received no descriptor of the seccomp filter")?,
+        next().ok_or("the supervisor received no descriptor of the seccomp filter")?,
         next(),
     );
     let peer = rustix::net::sockopt::socket_peercred(program)

@@ -18,7 +18,7 @@ use rustix::mount::{
     mount_change, move_mount, open_tree,
 };
 
-/// The directory of the supervisor's file system.
+/// The directory at which the supervisor's file system is mounted.
 const PLACE: &str = "/proc/sys/net";
 
 /// The mounts for the program, which are made when the supervisor is ready.

@@ -321,7 +321,7 @@ impl Entry {
         self.put(port, &at.port().to_be_bytes());
     }
 
-    /// Writes a text and a NUL.
+    /// Writes a text at `at`, truncated if necessary so that a NUL follows it.
     fn text(&mut self, at: usize, text: &str) {
         self.put(at, &text.as_bytes()[..text.len().min(NAME - 1)]);
     }

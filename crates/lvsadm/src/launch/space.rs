@@ -66,7 +66,8 @@ struct Link {
     said_no_local: bool,
     listing: Option<Listing>,
     kept: Kept,
-    /// Process id of the dataplane, and the time at which the connection to it was made.
+    /// Process id of the dataplane, and the time of the last connection to it; `None` before the
+    /// first connection.
     known: Option<(u32, Instant)>,
 }
 
@@ -88,7 +89,7 @@ impl Link {
             return Ok(String::new());
         }
         let mut report =
-            "the dataplane has restarted without services: added the services of the program again"
+            "the dataplane has restarted without services: lvs-run has added the services of the program again"
                 .to_owned();
         for request in self.kept.requests() {
             match client.call::<Done>(&request) {
@@ -198,7 +199,7 @@ impl Space {
         }
     }
 
-    /// Returns the netlink port of the socket that sends answers.
+    /// Returns the netlink port of the socket that sends answers; `None` if the socket has none.
     pub(super) fn port(&self) -> Option<u32> {
         port_of(&self.sender, || Some(std::process::id()))
     }
@@ -253,7 +254,8 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// Sends the rest while the program receives.
+    /// Sends the rest of a dump as fast as the program receives it. Stops if the program closes its
+    /// socket, or does not receive for [`PATIENCE_SECONDS`].
     pub(super) fn send(self) {
         let to = NetlinkAddr::new(self.port, 0);
         for datagram in &self.datagrams {
@@ -405,7 +407,7 @@ impl Connection<'_> {
             Err(place::LockError::Held(holder)) if !is_launcher(holder) => {
                 let address = self.address;
                 self.report(format!(
-                    "lvsd manages the services of {address}: refused a change; stop lvsd, or use lvsadm"
+                    "lvsd manages the services of {address}: lvs-run has refused a change of the program; stop lvsd, or use lvsadm"
                 ));
                 return Err(Errno::EBUSY);
             }

@@ -80,14 +80,14 @@ pub(super) struct Supervisor {
 
 #[derive(Debug, Default)]
 pub(super) struct Worker {
-    /// The network namespace of the thread.
+    /// The network namespace of this thread; `None` if the thread has not entered one.
     here: Option<NamespaceId>,
     /// The caller of the last call.
     last: Option<Caller>,
 }
 
 impl Worker {
-    /// Moves this thread to a network namespace.
+    /// Moves this thread to a network namespace; `None` if that fails.
     fn enter(&mut self, id: NamespaceId, namespace: &File) -> Option<()> {
         if self.here != Some(id) {
             self.here = None;
@@ -98,7 +98,7 @@ impl Worker {
         Some(())
     }
 
-    /// Moves this thread to the network namespace of a caller.
+    /// Moves this thread to the network namespace of a caller; `None` if that fails.
     pub(super) fn follow(&mut self, caller: &Caller) -> Option<()> {
         let namespace = caller.open_network()?;
         self.enter(NamespaceId::of(&namespace).ok()?, &namespace)
@@ -366,7 +366,8 @@ impl Supervisor {
         self.open_space(id, namespace, owners, worker)
     }
 
-    /// Enters a network namespace that was not in use.
+    /// Enters a network namespace that was not in use. `None` if that fails, or if too many
+    /// namespaces are in use.
     fn open_space(
         &self,
         id: NamespaceId,
@@ -378,7 +379,7 @@ impl Supervisor {
         let mut spaces = lock(&self.spaces);
         if spaces.len() >= SPACES_MAX && id != self.start {
             self.complain(&format!(
-                "the program uses more than {SPACES_MAX} network namespaces: IPVS is missing in one of them"
+                "the program uses more than {SPACES_MAX} network namespaces: lvs-run provides no IPVS in the others"
             ));
             return None;
         }
@@ -389,8 +390,9 @@ impl Supervisor {
         Some(space.clone())
     }
 
-    /// Enters the network namespace of a caller that reads or changes a file. Any caller may read
-    /// the files of namespaces in use, and of the launcher's namespace.
+    /// Enters the network namespace of a caller that reads or changes a file; `None` if the caller
+    /// may not do this. Any caller may read the files of namespaces in use, and of the launcher's
+    /// namespace.
     pub(super) fn of_file(
         &self,
         caller: &Caller,
@@ -415,7 +417,7 @@ impl Supervisor {
     }
 
     /// Creates a generic netlink socket for the caller, at a descriptor number at which the filter
-    /// reports calls.
+    /// reports calls. `None` lets the kernel create the socket.
     fn socket(&self, call: &Call, caller: &Caller, worker: &mut Worker) -> Option<Answered> {
         // A program that may not administer IPVS gets the kernel's own socket.
         let known = lock(&self.spaces).get(&caller.network()?).cloned();
@@ -443,7 +445,7 @@ impl Supervisor {
         let free = places.clone().rev().find(is_free);
         let Some(place) = free else {
             log(&format!(
-                "thread {} has {} generic netlink sockets: refused another one",
+                "thread {} has {} generic netlink sockets: lvs-run has refused another one",
                 caller.thread,
                 places.len()
             ));
@@ -531,7 +533,8 @@ impl Supervisor {
         }
     }
 
-    /// Receives answers for a program whose library accepts only answers from the kernel.
+    /// Receives answers for a program whose library accepts only answers from the kernel. `None`
+    /// lets the kernel handle the call.
     fn receive(&self, call: &Call, caller: &Caller) -> Option<Answered> {
         let socket = Self::generic(caller, call.arguments[0])?;
         // Before the first request in this namespace, there are no answers: the kernel handles the
@@ -584,7 +587,8 @@ impl Supervisor {
         Some((answer, None))
     }
 
-    /// Answers `getsockopt` and `setsockopt` of the old interface.
+    /// Answers `getsockopt` and `setsockopt` of the old interface; `None` lets the kernel handle
+    /// the call.
     fn option(&self, call: &Call, caller: &Caller, worker: &mut Worker) -> Option<Answered> {
         let socket = caller.descriptor(call.arguments[0])?;
         if socket_domain(&socket).ok()? != AddressFamily::INET {

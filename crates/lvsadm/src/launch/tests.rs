@@ -264,7 +264,7 @@ fn netlink_answers_equal_kernel_answers() {
 }
 
 #[test]
-fn netlink_service_edit_keeps_flags_outside_mask_and_own_settings() {
+fn netlink_service_edit_keeps_flags_outside_mask_and_extra_settings() {
     let address = attribute(3, &[192, 0, 2, 1]);
     let service = |flags: u32, mask: u32| {
         let flags = [flags.to_ne_bytes(), mask.to_ne_bytes()].concat();
@@ -293,7 +293,7 @@ fn netlink_service_edit_keeps_flags_outside_mask_and_own_settings() {
 }
 
 #[test]
-fn netlink_message_that_is_not_a_request_is_not_answered() {
+fn netlink_message_without_request_flag_or_with_invalid_length_is_not_answered() {
     let mut message = request(FAMILY, 0, 1, 17, &[]);
     message[6] = 0;
     assert!(ask(&message, &mut Kept::default()).is_empty());
@@ -351,7 +351,7 @@ fn malformed_netlink_and_sockopt_requests_do_not_panic() {
 }
 
 #[test]
-fn setsockopt_interface_adds_and_lists_services() {
+fn sockopt_interface_adds_and_lists_services_and_refuses_wrong_lengths() {
     let mut dataplane = Kept::default();
     let mut service = vec![0; 44];
     service[0] = 6;
@@ -401,7 +401,7 @@ fn setsockopt_interface_adds_and_lists_services() {
 }
 
 #[test]
-fn lvs_run_command_line_is_parsed() {
+fn lvs_run_parses_valid_and_refuses_invalid_command_lines() {
     let parse = |words: &[&str]| Invocation::parse(words.iter().map(OsString::from));
     let run = |socket: Option<&str>, command: &[&str]| Invocation::Run {
         socket: socket.map(OsString::from),

@@ -55,7 +55,8 @@ pub(super) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// The command of a generic netlink message, and its attributes.
+    /// The command of a generic netlink message, and its attributes; `None` if the message is too
+    /// short.
     pub(super) fn command(&self) -> Option<(u8, Attributes<'a>)> {
         let command = *self.body.first()?;
         Some((command, Attributes(self.body.get(GENERIC_HEADER..)?)))
@@ -120,7 +121,7 @@ impl<'a> Attributes<'a> {
         u16_at(self.get(number)?, 0)
     }
 
-    /// Reads an attribute as a number in network byte order.
+    /// Reads an attribute as a number in network byte order; `None` if it is missing or too short.
     pub(super) fn be16(self, number: u16) -> Option<u16> {
         self.u16(number).map(u16::from_be)
     }
@@ -129,7 +130,7 @@ impl<'a> Attributes<'a> {
         u32_at(self.get(number)?, 0)
     }
 
-    /// Reads an attribute as text, which may end with a NUL.
+    /// Reads an attribute as text, which may end with a NUL; `None` if it is missing.
     pub(super) fn text(self, number: u16) -> Option<String> {
         self.get(number).map(text)
     }

@@ -103,11 +103,11 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         Err(error) => return Err(error.into()),
     }
     let losses = if lost > 0 {
-        format!(", {lost} lost because the output was too slow")
+        format!("; {lost} packets lost because the output was too slow")
     } else {
         String::new()
     };
-    writeln!(run.errors, "{count} packets{losses}")?;
+    writeln!(run.errors, "{count} packets captured{losses}")?;
     Ok(0)
 }
 
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_capture_filters_are_parsed_and_invalid_ones_refused() {
+    fn lvsadm_capture_parses_filters_and_hex_bytes_and_refuses_invalid_text() {
         let taken = filter(&words("tcp and host 192.0.2.1 and port 80 dropped"))
             .expect("the filter is valid");
         assert_eq!(taken.protocol, Some(6));

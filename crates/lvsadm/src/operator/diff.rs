@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn diff_compares_order_of_servers_for_ordered_schedulers_only() {
+    fn diff_ignores_order_of_servers_for_wlc() {
         let ours = service(80, "wlc");
         let mut theirs = ours.clone();
         theirs.servers.reverse();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn diff_names_services_of_one_director_only() {
+    fn diff_names_services_that_only_one_director_has() {
         let [a, b, c] = [80, 81, 82].map(|port| service(port, "wlc"));
         let differ = differences(&[a.clone(), b.clone()], &[b, c]);
         assert_eq!(

@@ -113,11 +113,11 @@ fn drained(
 ) -> Outcome {
     if delete {
         target.delete(run)?;
-        writeln!(run.output, "drained and deleted")?;
+        writeln!(run.output, "the server is drained and deleted")?;
     } else {
         writeln!(
             run.output,
-            "drained; the server keeps weight 0 (it was {})",
+            "the server is drained and keeps weight 0 (previously {})",
             before.weight
         )?;
     }
@@ -134,9 +134,9 @@ fn late(
 ) -> Outcome {
     let end = if words.has("--undo") {
         target.undo(run, words, before)?;
-        format!("its weight is {} again", before.weight)
+        format!("the server has weight {} again", before.weight)
     } else {
-        format!("the server keeps weight 0 (it was {})", before.weight)
+        format!("the server keeps weight 0 (previously {})", before.weight)
     };
     writeln!(
         run.output,

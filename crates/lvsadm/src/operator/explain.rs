@@ -87,8 +87,8 @@ fn print(out: &mut dyn Write, answer: &Explanation) -> io::Result<()> {
         )?;
     }
     match answer.fast_path {
-        Some(true) => writeln!(out, "in kernel   yes")?,
-        Some(false) => writeln!(out, "in kernel   no: {}", answer.fast_path_why)?,
+        Some(true) => writeln!(out, "fast path   yes")?,
+        Some(false) => writeln!(out, "fast path   no: {}", answer.fast_path_why)?,
         None => {}
     }
     writeln!(out, "verdict     {}", answer.verdict)

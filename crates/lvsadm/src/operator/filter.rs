@@ -55,7 +55,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Parses the name of a service, or `all`.
+/// Parses the name of a service, or `all`, for which the result is `None`.
 fn scope_named(run: &Invocation<'_>, word: &str) -> Result<Option<ServiceId>, Trouble> {
     Ok(match word {
         "all" => None,
@@ -63,7 +63,7 @@ fn scope_named(run: &Invocation<'_>, word: &str) -> Result<Option<ServiceId>, Tr
     })
 }
 
-/// The prefixes on the command line.
+/// The prefixes on the command line, and in the files that it names.
 fn given(words: &Words) -> Result<FilterLists, Trouble> {
     let read = |flag: &str, file_flag: &str| {
         let mut all: Vec<Prefix> = Vec::new();
@@ -192,7 +192,7 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
 /// has empty or truncated output, which would remove the missing filters.
 const END: &str = "# end of filters";
 
-/// Checks that the input is complete.
+/// Checks that the input is complete: its last line must be [`END`].
 fn whole(text: &str) -> Result<(), Trouble> {
     let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
     if last == Some(END) {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_add_and_del_add_remove_and_move_prefixes() {
+    fn filter_add_moves_prefix_between_lists_and_del_refuses_absent_prefix() {
         let before = lists("10.0.0.0/8", "10.1.0.0/16");
         let more = added(before.clone(), lists("10.1.0.0/16", "::1"));
         assert_eq!(more, lists("10.0.0.0/8 10.1.0.0/16", "::1"));

@@ -63,7 +63,7 @@ mod tests {
     use crate::own::{EXIT_STATUS, schedulers};
 
     #[test]
-    fn docs_page_of_lvsadm_names_all_options() {
+    fn docs_page_of_lvsadm_names_all_commands_options_schedulers_and_exit_codes() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lvsadm.md");
         let page = std::fs::read_to_string(path).expect("the file can be read");
         let has =
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn lvsadm_help_names_all_options() {
+    fn lvsadm_help_names_all_options_and_own_schedulers() {
         let text = help();
         for name in schedulers() {
             assert!(text.contains(name), "{name}");
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn help_names_default_syncid() {
+    fn lvsadm_help_and_parser_have_default_syncid_0() {
         assert!(help().contains("syncid for connection sync (default=0)\n"));
         let words = [b"--start-daemon".to_vec(), b"master".to_vec()];
         let names = lvs_api::names::Names::from_texts("", "");

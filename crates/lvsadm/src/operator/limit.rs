@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_of_service_are_formatted_and_invalid_ones_refused() {
+    fn limits_of_service_are_formatted_and_invalid_numbers_refused() {
         assert_eq!(text(&Limits::default()), "no limits");
         let limits = Limits {
             connections: 5,

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maintenance_accepts_servers_with_and_without_port() {
+    fn maintenance_accepts_addresses_with_and_without_port_and_refuses_names() {
         for (text, host, port) in [
             ("10.0.0.1", "10.0.0.1", None),
             ("10.0.0.1:80", "10.0.0.1", Some(80)),

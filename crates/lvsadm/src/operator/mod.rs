@@ -63,11 +63,12 @@ pub(crate) struct Operator {
 
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// An invalid command line.
+    /// The command line is invalid; the text is the fault.
     Usage(String),
-    /// No dataplane is running.
+    /// No connection to a dataplane can be opened; the text is the reason.
     Absent(String),
-    /// The dataplane, or lvsd, refused.
+    /// The dataplane or lvsd has refused the request or does not answer, or the input of the
+    /// command is unusable; the text is the reason.
     Dataplane(String),
     /// An error of input or output.
     Io(io::Error),
@@ -96,7 +97,7 @@ impl From<Error> for Trouble {
 
 pub(crate) type Outcome = Result<u8, Trouble>;
 
-/// The command that the first word names.
+/// The command of this name, if there is one.
 pub(crate) fn find(word: &[u8]) -> Option<&'static Operator> {
     OPERATORS
         .iter()
@@ -355,7 +356,7 @@ pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
     }
     if word.starts_with('-') {
         return Ok(format!(
-            "{word}: an option of ipvsadm; `lvsadm --help' and lvsadm(8) list all of them\n"
+            "{word} is an option of ipvsadm; `lvsadm --help' and lvsadm(8) describe these options\n"
         ));
     }
     let about = lvs_core::sched::BUILT_IN
@@ -383,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_line_is_split_into_words_and_options() {
+    fn command_line_is_split_into_words_and_options_and_invalid_options_refused() {
         let drain = find(b"drain").expect("the command exists");
         let words = |line: &str| {
             let words: Vec<Vec<u8>> = line.split(' ').map(|w| w.as_bytes().to_vec()).collect();
@@ -405,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_command_gets_a_suggestion() {
+    fn unknown_command_gets_suggestion_and_help_explains_commands_and_schedulers() {
         let message = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
         assert!(message("wach").contains("did you mean `lvsadm watch'?"));
         assert!(message("Drain").contains("`lvsadm drain'"));
@@ -429,13 +430,13 @@ mod tests {
         );
         assert!(
             help_on(b"drian")
-                .expect_err("no command has this name")
+                .expect_err("an unknown command has a help text")
                 .contains("`lvsadm help drain'")
         );
     }
 
     #[test]
-    fn command_names_are_unique_and_do_not_look_like_options() {
+    fn lvsadm_commands_have_unique_names_and_help_of_at_most_100_columns() {
         for (n, operator) in OPERATORS.iter().enumerate() {
             assert!(!operator.name.starts_with('-'));
             assert!(

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pcapng_blocks_are_complete() {
+    fn pcapng_blocks_are_complete_and_each_interface_is_described_once() {
         let mut file = Vec::new();
         {
             let mut writer = Writer::new(&mut file).expect("the header can be written");

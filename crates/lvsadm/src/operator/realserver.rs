@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn realserver_refuses_unusable_addresses() {
+    fn realserver_accepts_unicast_vips_and_refuses_unusable_addresses() {
         for bad in [
             "0.0.0.0",
             "127.0.0.1",
@@ -257,7 +257,7 @@ mod tests {
         assert!(arp.is_some() && arp < address, "{text}");
         assert!(
             text.contains("-6 address add 2001:db8::10/128 dev lo nodad"),
-            "{text}"
+            "no `-6 address add 2001:db8::10/128 dev lo nodad` in {text}"
         );
         // ARP exists only for IPv4.
         for undo in [false, true] {
@@ -284,7 +284,7 @@ mod tests {
         ] {
             let text =
                 tun(&vips(&["192.0.2.10"]), tunnel, 6080, false).expect("the tunnel type is known");
-            assert!(text.contains(words), "{text}");
+            assert!(text.contains(words), "no {words:?} in {text}");
         }
         for (tunnel, words) in [
             ("ipip", "ip link set ip6tnl0 up"),

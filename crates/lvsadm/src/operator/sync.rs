@@ -66,11 +66,11 @@ fn text(state: &SyncState) -> String {
     text.push_str(&tables(state));
     let counts = [
         (
-            "connections refused: address of no peer",
+            "connections refused: sender is no configured peer",
             state.refused_address,
         ),
         (
-            "connections refused: too many at a time",
+            "connections refused: too many at the same time",
             state.refused_places,
         ),
         ("connections refused: wrong key", state.refused_key),
@@ -81,7 +81,7 @@ fn text(state: &SyncState) -> String {
         ("missing connections replicated again", state.repairs),
         ("repeated full syncs", state.full_syncs),
         (
-            "services above the limit of comparisons",
+            "services not compared because of the limit",
             state.tables_beyond,
         ),
     ];
@@ -98,7 +98,10 @@ fn tables(state: &SyncState) -> String {
     let mut text = String::new();
     for (n, info) in state.tables.iter().enumerate() {
         if n == 0 {
-            text.push_str(&format!("\n{:<28}services and servers there\n", "peer"));
+            text.push_str(&format!(
+                "\n{:<28}services and servers of the peer\n",
+                "peer"
+            ));
         }
         text.push_str(&format!("{:<28}{}\n", info.peer, comparison(info)));
         let peer = state.peers.iter().find(|peer| peer.address == info.peer);
@@ -153,7 +156,7 @@ fn announced(info: &Info) -> String {
     }
     if let Some(ago) = info.announced_ago.filter(|ago| *ago > 3) {
         text.push_str(&format!(
-            "the list of addresses to announce was not renewed for {ago} s: is lvsd running?\n"
+            "the list of addresses to announce was not renewed for {ago} s: check whether lvsd runs\n"
         ));
     }
     text
@@ -188,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sync_shows_announced_addresses() {
+    fn lvsadm_sync_shows_standing_and_faults_of_announced_addresses() {
         assert!(announced(&Info::default()).is_empty());
         let vip = |address: &str, standing, trouble: &str| AnnouncedVip {
             address: address.parse().expect("the address is valid"),
@@ -215,12 +218,12 @@ mod tests {
             "192.0.2.11                              withdrawn\n    the host already has one\n",
             "was not renewed for 12 s",
         ] {
-            assert!(message.contains(part), "{part}: {message}");
+            assert!(message.contains(part), "no {part:?} in {message}");
         }
     }
 
     #[test]
-    fn sync_shows_faults_of_peers() {
+    fn lvsadm_sync_shows_state_lag_and_faults_of_peers() {
         assert!(text(&SyncState::default()).contains("--sync-peer"));
         let peer = PeerInfo {
             address: "192.0.2.2:8848".parse().expect("the address is valid"),
@@ -268,13 +271,13 @@ mod tests {
             "    the peer has another key\n",
             "\nforged or changed frames: 2\n",
         ] {
-            assert!(message.contains(part), "{part}: {message}");
+            assert!(message.contains(part), "no {part:?} in {message}");
         }
         assert!(!message.contains("table full"));
     }
 
     #[test]
-    fn sync_shows_differing_services() {
+    fn lvsadm_sync_shows_comparison_of_services_with_each_peer() {
         let peer = |last: u8| format!("192.0.2.{last}:8848");
         let text = format!(
             r#"{{"tables": [
@@ -302,9 +305,9 @@ mod tests {
             "192.0.2.4:8848              not compared: the peer runs an older version\n",
             "192.0.2.5:8848              not known\n",
             "192.0.2.6:8848              1 service differs, for 2 s\n",
-            "services above the limit of comparisons: 7\n",
+            "services not compared because of the limit: 7\n",
         ] {
-            assert!(message.contains(part), "{part}: {message}");
+            assert!(message.contains(part), "no {part:?} in {message}");
         }
     }
 }

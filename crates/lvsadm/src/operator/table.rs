@@ -50,10 +50,10 @@ pub(crate) const OPERATORS: &[Operator] = &[
             "--deadline" "TIME": "stop after 90s, 10m or 1h30m, with exit status 1";
             "--active": "do not wait for closing connections (InActConn)";
             "--delete": "delete the server when it is drained";
-            "--force": "even if it is the last usable server of a service of lvsd";
+            "--force": "proceed even if the server is the last usable one of a service of lvsd";
             "--undo": "restore the weight when the deadline passes";
-            "--why" "TEXT": "the reason, for lvsd status (services of lvsd)";
-            "--for" "TIME": "end the drain automatically after this (services of lvsd)";
+            "--why" "TEXT": "the reason of the drain, for lvsd status (services of lvsd)";
+            "--for" "TIME": "end the drain automatically after this time (services of lvsd)";
             "--no-wait": "do not wait until the last connection has ended";
         },
         examples: &[
@@ -79,9 +79,9 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "take a server out of services of lvsd, with a deadline for its connections",
         text: "The server receives no new connections. When its last connection has ended, at the latest after the service's drain time, lvsd removes it; on_server_down decides about the remaining connections. lvsd keeps it in maintenance over reloads, restarts and reboots, until lvsadm undrain. all is every service; SERVER without a port is every port of that address, also of servers that a later reload adds.",
         flags: flags! {
-            "--force": "even if it is the last usable server of a service of lvsd";
-            "--why" "TEXT": "the reason, for lvsd status";
-            "--for" "TIME": "end it automatically after 90s, 10m, 2h, 1d";
+            "--force": "proceed even if the server is the last usable one of a service of lvsd";
+            "--why" "TEXT": "the reason of the maintenance, for lvsd status";
+            "--for" "TIME": "end the maintenance automatically after this time: 90s, 10m, 2h, 1d";
         },
         examples: &["all 10.0.0.11 --why \"kernel update\" --for 2h"],
         run: maintenance::run,
@@ -167,7 +167,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "show the replication with peers, and whether this director is ready",
         text: "Shows for each peer (lvs-dataplane --sync-peer): whether it is in step, how many of its connections this director has, how many are missing, the last full sync, and the delay of updates. It also shows which services of the peer differ from those of this director, so that the two choose different servers for a client (lvsadm diff shows the differences). This director is ready when it has the connections of its peers, or has waited long enough for those that cannot be reached (--sync-wait). The daemons of --start-daemon are in `lvsadm -L --daemon'.",
         flags: flags! {
-            "--wait" "TIME": "wait until it is ready; exit status 1 if it is not ready after this time";
+            "--wait" "TIME": "wait until this director is ready; exit status 1 if it is not ready after this time";
         },
         examples: &["--wait 30s"],
         run: sync::run,
@@ -201,7 +201,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "filter",
         arguments: "[list [SERVICE|all] | add SERVICE|all | del SERVICE|all | set SERVICE|all | off SERVICE|all | save | restore]",
         summary: "manage the filters for new connections, by source prefix",
-        text: "SERVICE is as for lvsadm limit; the filter of all applies to every service. The longest prefix that contains the source of a new connection decides; if both filters contain it, the service's own decides. A source in no prefix is accepted, unless any are allowed. Packets of denied sources are dropped and counted (lvsadm drops: filtered); existing connections continue. set replaces a filter, add and del change it, off removes it. save prints all filters, which lvsadm -S does not; restore reads them from its input and replaces all filters by them, or changes nothing. A filter has up to 65,536 prefixes.",
+        text: "SERVICE is as for lvsadm limit; the filter of all applies to every service. The longest prefix that contains the source of a new connection decides; if both filters contain it, the service's own decides. A source in no prefix is accepted, unless one of the two filters allows a prefix: then it is denied. Packets of denied sources are dropped and counted (lvsadm drops: filtered); existing connections continue. set replaces a filter, add and del change it, off removes it. save prints all filters, which lvsadm -S does not; restore reads them from its input and replaces all filters by them, or changes nothing. A filter has up to 65,536 prefixes.",
         flags: flags! {
             "--allow" "LIST": "prefixes, separated by commas";
             "--deny" "LIST": "prefixes, separated by commas";

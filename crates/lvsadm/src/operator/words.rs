@@ -50,7 +50,8 @@ impl Words {
         }
     }
 
-    /// The value of an option. If it is given several times, the last value applies.
+    /// The value of an option; `None` if it was not given. If it was given several times, the last
+    /// value applies.
     pub(crate) fn value(&self, name: &str) -> Option<&str> {
         let mut options = self.options.iter().rev();
         let found = options.find(|(option, _)| *option == name)?;
@@ -61,7 +62,7 @@ impl Words {
         self.value(name).is_some()
     }
 
-    /// The value of an option as a number.
+    /// The value of an option as a number; `None` if the option was not given.
     pub(crate) fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, Trouble> {
         self.value(name)
             .map(|text| {

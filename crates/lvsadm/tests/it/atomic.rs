@@ -133,7 +133,7 @@ impl Bed {
 }
 
 #[test]
-fn full_nat_is_restored_if_dataplane_has_local_addresses() {
+fn atomic_restore_accepts_full_nat_if_dataplane_has_local_addresses() {
     let bed = Bed::new("fullnat");
     let (errors, status) = bed.restore(
         "-C\n-A -t 192.0.2.1:80 -s rr\n-a -t 192.0.2.1:80 -r 10.0.0.11:80 --fullnat -w 2\n",
@@ -181,7 +181,7 @@ fn invalid_atomic_lines_are_refused_without_dataplane() {
         ("-C\n-A -t 192.0.2.2:80 --wrong\n", "line 2: "),
         (
             "-C\n\n-L\n",
-            "line 3: only commands that change the configuration",
+            "line 3: `-R --atomic' accepts only commands that change the configuration",
         ),
     ] {
         let (errors, status) = bed.restore(rules);

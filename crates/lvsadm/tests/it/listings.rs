@@ -95,7 +95,10 @@ fn connections_are_listed_as_by_ipvsadm() {
             with_data += usize::from(conn.engine.is_some());
         }
     });
-    assert!(lines > 400 && with_data > 0, "{lines} {with_data}");
+    assert!(
+        lines > 400 && with_data > 0,
+        "only {lines} lines, {with_data} of them with data, were compared"
+    );
 }
 
 /// Parses the counters of a line; `None` if one is abbreviated.
@@ -198,5 +201,5 @@ fn counters_are_listed_as_by_ipvsadm() {
             }
         });
     }
-    assert!(compared > 500, "{compared}");
+    assert!(compared > 500, "only {compared} lines were compared");
 }

@@ -135,7 +135,7 @@ fn run(command: &mut Command) -> (String, String, Option<i32>) {
 }
 
 #[test]
-fn missing_dataplane_is_reported_in_one_line_with_fix() {
+fn missing_dataplane_is_reported_with_fix_except_for_help_and_usage_errors() {
     let nobody = address("nobody");
     let (out, err, code) = run(program("/sbin/ipvsadm", &nobody).arg("-Ln"));
     assert_eq!((out.as_str(), code), ("", Some(2)));
@@ -159,10 +159,13 @@ fn missing_dataplane_is_reported_in_one_line_with_fix() {
     // An error of the command line is reported first, and help needs no dataplane.
     let (_, err, code) = run(program("lvsadm", &nobody).arg("-A"));
     assert_eq!(code, Some(2));
-    assert!(err.contains("service-address"), "{err}");
+    assert!(
+        err.contains("service-address"),
+        "no `service-address` in {err}"
+    );
     let (out, _, code) = run(program("lvsadm", &nobody).arg("-h"));
     assert_eq!(code, Some(0));
-    assert!(out.contains("--socket"), "{out}");
+    assert!(out.contains("--socket"), "no `--socket` in {out}");
 }
 
 #[test]
@@ -213,7 +216,7 @@ fn unusable_socket_is_reported_with_path_and_fix() {
         let copy = std::env::temp_dir().join(format!("lvs-test-copy-{}", std::process::id()));
         std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &copy).expect("the copy can be made");
         std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700))
-            .expect("this test owns the file");
+            .expect("the permissions can be set");
         let (_, err, code) = run(Command::new(&copy)
             .arg("-Ln")
             .env("LVS_SOCKET", at("stale"))
@@ -221,10 +224,10 @@ fn unusable_socket_is_reported_with_path_and_fix() {
             .uid(65_534)
             .gid(65_534));
         assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
-        assert!(err.contains("run as root"), "{err}");
-        std::fs::remove_file(copy).expect("this test owns the file");
+        assert!(err.contains("run as root"), "no `run as root` in {err}");
+        std::fs::remove_file(copy).expect("the file can be removed");
     }
-    std::fs::remove_dir_all(&dir).expect("this test owns the file");
+    std::fs::remove_dir_all(&dir).expect("the directory can be removed");
 }
 
 #[test]
@@ -241,21 +244,27 @@ fn dataplane_that_cannot_start_is_reported() {
             .env("PATH", "/usr/bin:/bin"))
     };
     let (_, err, code) = run_it();
-    assert!(err.contains("cannot start lvs-dataplane"), "{err}");
+    assert!(
+        err.contains("cannot start lvs-dataplane"),
+        "no `cannot start lvs-dataplane` in {err}"
+    );
     assert_eq!((err.lines().count(), code), (1, Some(2)));
 
     let dataplane = dir.join("lvs-dataplane");
     std::fs::write(&dataplane, "#!/bin/sh\nexit 3\n").expect("the file can be written");
     std::fs::set_permissions(&dataplane, PermissionsExt::from_mode(0o755))
-        .expect("this test owns the file");
+        .expect("the permissions can be set");
     let (_, err, code) = run_it();
-    assert!(err.contains("has exited (exit status: 3)"), "{err}");
+    assert!(
+        err.contains("has exited (exit status: 3)"),
+        "no `has exited (exit status: 3)` in {err}"
+    );
     assert_eq!((err.lines().count(), code), (1, Some(2)));
-    std::fs::remove_dir_all(&dir).expect("this test owns the file");
+    std::fs::remove_dir_all(&dir).expect("the directory can be removed");
 }
 
 #[test]
-fn refusals_of_dataplane_are_printed_unchanged() {
+fn refusals_of_dataplane_are_printed_unchanged_except_of_timeouts_by_ipvsadm() {
     let at = address("words");
     let _dataplane = start(&at);
     let (out, err, code) = run(program("lvsadm", &at).args(["-A", "-t", "192.0.2.1:80"]));
@@ -356,6 +365,6 @@ fn filter_restore_of_empty_input_is_refused() {
     assert_ne!(code, Some(0));
     assert!(
         err.contains("the input is empty; nothing was changed"),
-        "{err}"
+        "no `the input is empty; nothing was changed` in {err}"
     );
 }

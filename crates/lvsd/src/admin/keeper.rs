@@ -29,7 +29,7 @@ pub(super) struct Keeper {
 
 #[derive(Default)]
 struct State {
-    /// Content of the next write.
+    /// The overrides of the next write; `None` if no write is pending.
     next: Option<Vec<StoredOverride>>,
     /// Callers that wait for the next write.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
@@ -115,7 +115,8 @@ impl Keeper {
         self.lock().writing
     }
 
-    /// Writes until no further write waits.
+    /// Writes the latest overrides until no further write is pending, and reports the result of
+    /// each write to the callers that wait for it.
     fn write_all(&self) {
         loop {
             let mut state = self.lock();
@@ -144,7 +145,7 @@ impl Keeper {
                 )
             })?;
             tracing::warn!(
-                "the previous content of {} is in {}",
+                "lvsd could not use the overrides in {}, and has renamed the file to {}",
                 path.display(),
                 aside.display()
             );
@@ -219,7 +220,7 @@ mod tests {
     /// The first write is slow: one further write stores all overrides that are set in the
     /// meantime.
     #[tokio::test]
-    async fn override_during_write_is_written_after_it() {
+    async fn overrides_set_during_a_write_share_the_next_write_and_its_error() {
         let (begun, begins) = mpsc::channel();
         let (go, goes) = mpsc::channel::<io::Result<()>>();
         let goes = Mutex::new(goes);

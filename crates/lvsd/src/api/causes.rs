@@ -180,12 +180,12 @@ fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fau
         ),
         _ if verdict::is_flapping(server) => (
             "flapping",
-            format!("went down {falls} times in 24 hours; the last time: {last}"),
+            format!("the server went down {falls} times in 24 hours; the last time: {last}"),
             None,
         ),
         _ if verdict::is_slow(server) => (
             "slow",
-            "its last checks took half a second or more each".to_owned(),
+            "the last checks of the server took half a second or more each".to_owned(),
             None,
         ),
         _ => return None,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_host_of_many_services_is_one_cause() {
+    fn failures_of_one_host_or_one_service_are_grouped_into_one_cause() {
         let mut services: Vec<_> = (0..500)
             .map(|n| service(&format!("s{n}"), &[(1, ""), (2, "no answer"), (3, "")]))
             .collect();
@@ -244,7 +244,7 @@ mod tests {
 
     /// Checks through the virtual address name it in the reason.
     #[test]
-    fn host_that_checks_through_vips_do_not_reach_is_one_cause() {
+    fn host_not_reached_by_checks_through_several_vips_is_one_cause() {
         let services = (1..=500).map(|port| {
             let reason = format!("10.0.0.2:80 through 192.0.2.1:{port} did not answer within 1s");
             let mut service = service(&format!("s{port}"), &[(1, ""), (2, &reason)]);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_beyond_the_bound_are_counted() {
+    fn causes_beyond_the_maximum_are_omitted_but_counted() {
         let services: Vec<_> = (0..CAUSES_MAX + 7)
             .map(|n| service(&format!("s{n}"), &[(1, &format!("reason {n}"))]))
             .collect();

@@ -28,7 +28,7 @@ pub struct History {
 
 #[derive(Debug, Default)]
 struct Series {
-    /// The counters at the last point.
+    /// The counters at the last point; `None` before the first point.
     last: Option<Counts>,
     /// The points in order of time.
     points: VecDeque<Point>,
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn history_above_limit_contains_the_first_services() {
+    fn history_with_services_above_limit_contains_only_the_first_services() {
         let mut snapshot = snapshot("web");
         let one = snapshot.status.services[0].clone();
         snapshot.status.services = (0..SERVICES_MAX + 10)

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn api_answers_requests_for_address_and_known_name() {
+    fn api_answers_request_whose_host_is_an_address_a_known_name_or_missing() {
         let own = rustix::system::uname();
         let own = own.nodename().to_str().expect("the text is UTF-8");
         for host in [
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn api_request_with_unknown_host_name_is_refused() {
+    fn api_request_with_unknown_or_malformed_host_is_refused() {
         for host in [
             "evil.example",
             "evil.example:9560",

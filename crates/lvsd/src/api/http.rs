@@ -39,7 +39,8 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(128)
 }
 
-/// Serves clients that connect.
+/// Accepts connections without end, and serves each in a task of its own. A client without a free
+/// slot gets an error response.
 pub(super) async fn accept(listener: TcpListener, api: &Arc<Api>) {
     loop {
         let Ok((stream, peer)) = listener.accept().await else {

@@ -41,7 +41,8 @@ mod directors;
 const LVSD: &str = "lvsd";
 const DATAPLANE: &str = "lvs-dataplane";
 
-/// Maximum number of servers with separate metrics.
+/// Maximum number of servers up to which each server has metrics of its own. With more servers,
+/// none has.
 const SERVERS_MAX: usize = 5000;
 /// Maximum number of services up to which each service has a series for every reason to refuse a
 /// connection. With more services, a series begins with the first packet refused for its reason.
@@ -304,7 +305,7 @@ impl View {
                     ([("result", "taken")], counts.reloads),
                     ([("result", "refused")], counts.reloads_refused),
                 ],
-                "Times that lvsd has read the configuration file since the start of lvsd";
+                "Number of times that lvsd has read the configuration file since the start of lvsd, by result";
             gauge "lvs_drift" status.drift.len(),
                 "Manual changes that lvsd does not revert";
             counter "lvs_drift_changes" counts.drift,
@@ -336,7 +337,7 @@ impl View {
             gauges "lvs_admin_entries" overrides,
                 "Active operator overrides of servers";
             counters "lvs_http_requests" answers,
-                "Answers of lvsd over HTTP by their code";
+                "Answers of lvsd over HTTP, by status code";
             counter "lvs_http_refused_connections" counts.http_no_place,
                 "HTTP connections and streams that were refused because the maximum was reached";
         }
@@ -357,16 +358,16 @@ impl View {
         metrics! { out;
             histograms "lvs_check_duration_seconds"
                 kinds().map(|(kind, of)| ([("kind", kind)], &of.times)),
-                "Durations of health checks by kind";
+                "Durations of health checks by kind, in seconds";
             counters "lvs_checks" results,
                 "Health checks by result";
             counter "lvs_checks_prompted" counts.prompted,
                 "Health checks that ran at once because clients got no answer (`passive`)";
             histogram "lvs_check_lag_seconds" &counts.lag,
-                "Delays of health checks after their due time";
+                "Delays of health checks after their due time, in seconds";
             counters "lvs_health_transitions"
                 [([("to", "up")], counts.ups), ([("to", "down")], counts.downs)],
-                "Times that servers went up or down";
+                "Number of times that servers went up or down";
         }
         Ok(())
     }
@@ -382,7 +383,7 @@ impl View {
         }
         metrics! { out;
             counter "lvs_dataplane_restarts" self.counts.dataplane_restarts,
-                "Times that lvsd found another dataplane instead of the previous one";
+                "Number of times that lvsd found another dataplane instead of the previous one";
         }
         self.processes(out)?;
         let (Some(info), Some(age)) = (self.snapshot.dataplane(), dataplane.seen_ms) else {
@@ -427,7 +428,8 @@ impl View {
         Self::totals(out, &info.total.live)
     }
 
-    /// Processor time and memory of lvsd, and of the dataplane while it answers.
+    /// Processor time and memory of lvsd, and of the dataplane while it answers. Also the processor
+    /// time of each packet worker.
     fn processes(&self, out: &mut Out<'_>) -> fmt::Result {
         let status = &self.snapshot.status;
         let dataplane = status.dataplane.pid.filter(|_| status.dataplane.connected);
@@ -443,10 +445,10 @@ impl View {
         metrics! { out;
             counters "lvs_process_cpu_seconds"
                 known().map(|(label, usage)| (label, usage.cpu_seconds)),
-                "Processor time of a process since its start";
+                "Processor time of a process since its start, in seconds";
             gauges "lvs_process_resident_memory_bytes"
                 known().map(|(label, usage)| (label, usage.resident_bytes)),
-                "Memory that a process uses";
+                "Memory that a process uses, in bytes";
         }
         // The process id of a dataplane in another PID namespace belongs to another process here.
         let [_, (_, usage)] = &all;
@@ -456,7 +458,7 @@ impl View {
         let workers = workers.map(|(worker, seconds)| ([("worker", worker.to_string())], *seconds));
         metrics! { out;
             counters "lvs_worker_cpu_seconds" workers,
-                "Processor time of a packet worker since its start";
+                "Processor time of a packet worker since its start, in seconds";
         }
         Ok(())
     }
@@ -470,7 +472,7 @@ impl View {
             gauges "lvs_interface_up" each(|interface| interface.up.into()),
                 "Whether an interface that the dataplane uses is up";
             counters "lvs_interface_lost_frames" each(|interface| interface.lost),
-                "Frames that arrived faster than the dataplane read them";
+                "Frames that were lost, because they arrived faster than the dataplane read them";
         }
         Ok(())
     }
@@ -486,7 +488,7 @@ impl View {
             counters "lvs_worker_packets" each(|worker| worker.packets),
                 "Frames that a packet worker has received";
             counters "lvs_worker_lost_frames" each(|worker| worker.lost),
-                "Frames that arrived faster than a packet worker read them";
+                "Frames that were lost, because they arrived faster than a packet worker read them";
             counters "lvs_worker_handed_over" each(|worker| worker.handed_over),
                 "Frames that a packet worker has passed to the worker to which they belong";
             counters "lvs_worker_taken" each(|worker| worker.taken),
@@ -494,7 +496,7 @@ impl View {
             counters "lvs_worker_busy" each(|worker| worker.busy),
                 "Frames that a packet worker dropped because the queue of the other worker was full";
             counters "lvs_worker_demoted" each(|worker| worker.demoted),
-                "Times that a packet worker used more than half of a processor and lost real-time scheduling";
+                "Number of times that a packet worker used more than half of a processor and lost real-time scheduling";
         }
         Ok(())
     }
@@ -577,7 +579,7 @@ impl View {
                 "Connections that clients opened to a server";
             counters "lvs_server_unanswered"
                 each(|server| Some(server.dataplane?.attempts.total.unanswered)),
-                "Connections of clients to a server that got no answer";
+                "Connections of clients that a server did not answer";
         }
         if !self.snapshot.check_times.is_empty() {
             let times = all.iter().filter_map(|(service, server)| {
@@ -587,7 +589,7 @@ impl View {
             });
             metrics! { out;
                 histograms "lvs_server_check_duration_seconds" times,
-                    "Duration of the health checks of a server; absent if more than 500 servers are checked";
+                    "Duration of the health checks of a server, in seconds; absent if more than 500 servers are checked";
             }
         }
         // The other values of a service are unknown while its dataplane does not answer.
@@ -601,15 +603,15 @@ impl View {
         };
         metrics! { out;
             counters "lvs_server_falls" each(|server| Some(server.status.checks.as_ref()?.falls)),
-                "Times that a server went down";
+                "Number of times that a server went down";
             counters "lvs_server_down_seconds"
                 each(|server| Some(server.status.checks.as_ref()?.down_seconds)),
-                "Time for which a server was down";
+                "Total time for which a server was down, in seconds";
             gauges "lvs_server_weight" known(|status| status.weight.map(i64::from)),
                 "Weight of a server in the dataplane; absent if the dataplane does not have the server";
             gauges "lvs_server_out_of_service"
                 each(|server| Some((server.status.admin != AdminState::Ready).into())),
-                "Whether an operator keeps a server from new connections";
+                "Whether an operator has taken a server out of service, so that it receives no new connections";
             gauges "lvs_server_active_connections" known(|status| Some(status.active.into())),
                 "Connections of a server in active states";
             gauges "lvs_server_inactive_connections" known(|status| Some(status.inactive.into())),
@@ -772,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_have_series_for_each_service_and_server() {
+    fn metrics_contain_series_of_service_server_check_and_dataplane() {
         let text = text("web");
         for line in [
             r#"lvs_service_usable_servers{service="web",protocol="tcp",address="192.0.2.10:80"} 1"#,
@@ -790,7 +792,7 @@ mod tests {
     }
 
     #[test]
-    fn service_unknown_to_dataplane_has_no_counters() {
+    fn metrics_of_service_unknown_to_dataplane_have_no_packet_counters() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         Arc::make_mut(&mut found.seen).services.clear();
@@ -890,7 +892,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_without_dataplane_have_none_of_its_values() {
+    fn metrics_omit_dataplane_values_while_dataplane_is_disconnected() {
         let mut snapshot = snapshot("web");
         let text = |snapshot: &Snapshot| {
             open_metrics(Arc::new(snapshot.clone()), counters::Counts::default())
@@ -909,7 +911,7 @@ mod tests {
         snapshot.status.dataplane.connected = false;
         let lost = text(&snapshot);
         for value in values {
-            assert!(!lost.contains(value), "{value}: {lost}");
+            assert!(!lost.contains(value), "unexpected {value:?} in {lost}");
         }
         assert!(lost.contains("lvs_dataplane_up 0\n"));
         assert!(lost.contains("lvs_dataplane_seen_age_seconds "));
@@ -917,7 +919,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_next_hop_of_server_that_is_down_is_not_counted() {
+    fn silent_next_hop_metric_counts_only_hops_listed_in_status() {
         let mut snapshot = snapshot("web");
         let hop = SilentHop {
             address: [10, 0, 0, 1].into(),
@@ -936,7 +938,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_packets_of_services_are_counted_by_reason() {
+    fn metrics_count_refused_and_dropped_packets_of_service_by_reason() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         let seen = Arc::make_mut(&mut found.seen);
@@ -971,7 +973,7 @@ mod tests {
     }
 
     #[test]
-    fn series_of_reasons_exist_before_the_first_packet() {
+    fn zero_series_of_director_drops_exist_and_of_service_refusals_unless_services_exceed_limit() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         let seen = Arc::make_mut(&mut found.seen);
@@ -1026,7 +1028,7 @@ mod tests {
     }
 
     #[test]
-    fn many_servers_have_no_separate_series() {
+    fn metrics_with_more_servers_than_limit_have_no_series_of_servers() {
         let mut snapshot = snapshot("web");
         let servers = &mut snapshot.status.services[0].servers;
         servers.resize(SERVERS_MAX, servers[0].clone());
@@ -1037,13 +1039,16 @@ mod tests {
         let servers = &mut snapshot.status.services[0].servers;
         servers.push(servers[0].clone());
         let text = text(&snapshot);
-        assert!(!text.contains("lvs_server_up"), "{text}");
+        assert!(
+            !text.contains("lvs_server_up"),
+            "unexpected `lvs_server_up` in {text}"
+        );
         assert!(text.contains("lvs_servers_without_series 5001\n"));
         assert!(text.contains("lvs_service_usable_servers{"));
     }
 
     #[test]
-    fn hostile_label_value_is_escaped() {
+    fn label_value_with_quotes_and_backslash_is_escaped_in_metrics() {
         let text = text("a\"} 1\\{b=\"");
         assert!(
             text.contains(r#"lvs_service_quorum{service="a\"} 1\\{b=\"",protocol="tcp","#),
@@ -1052,7 +1057,7 @@ mod tests {
     }
 
     #[test]
-    fn older_metrics_format_has_total_suffix_in_counter_descriptions() {
+    fn older_metrics_format_has_total_suffix_in_counter_descriptions_and_no_end_marker() {
         let plain = plain(&text("web"));
         assert!(plain.contains("# HELP lvs_drops_total Dropped packets by reason\n# TYPE lvs_drops_total counter\nlvs_drops_total{"), "{plain}");
         assert!(plain.contains("# TYPE lvs_dataplane_up gauge\nlvs_dataplane_up 1\n"));

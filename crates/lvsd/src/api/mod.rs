@@ -105,7 +105,7 @@ impl Api {
         }
     }
 
-    /// The channel on which the daemon publishes `[api]` of its configuration.
+    /// The channel on which the daemon sends `[api]` of its configuration.
     pub fn settings(&self) -> watch::Sender<config::Api> {
         self.settings.clone()
     }
@@ -114,7 +114,8 @@ impl Api {
         self.settings.borrow().clone()
     }
 
-    /// Reserves a slot for a TCP connection or an event stream; counts a connection that gets none.
+    /// Reserves a slot for a TCP connection or an event stream. `None` if none is free, which is
+    /// counted.
     pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
         self.count_full(self.places.take(holder))
     }
@@ -277,13 +278,14 @@ async fn run(api: Arc<Api>, events: broadcast::Receiver<Arc<Event>>) {
     }
 }
 
-/// Listens on an address, and tries again until this succeeds.
+/// Listens on an address, and serves the clients that connect. If the address cannot be used, logs
+/// the error once, and tries again until it can.
 async fn listen(address: SocketAddr, api: Arc<Api>) {
     let mut logged = false;
     loop {
         match http::bind(address) {
             Ok(listener) => {
-                tracing::info!("metrics, API and dashboard at http://{address}/");
+                tracing::info!("lvsd serves metrics and API at http://{address}/");
                 http::accept(listener, &api).await;
             }
             Err(error) if !logged => {
@@ -308,7 +310,8 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
     }
 }
 
-/// Stores the last [`EVENTS_MAX`] events.
+/// Stores the last [`EVENTS_MAX`] events until lvsd exits. Events that arrive faster than this task
+/// runs are lost.
 async fn remember(api: Arc<Api>, mut events: broadcast::Receiver<Arc<Event>>) {
     loop {
         match events.recv().await {

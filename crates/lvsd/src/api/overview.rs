@@ -52,7 +52,7 @@ pub struct Overview {
     pub conflicts: Vec<Conflict>,
     /// Faults of the dataplane's network, each with its fix, as text.
     pub network: Vec<String>,
-    /// This director in its cluster.
+    /// The state of this director in its cluster.
     pub director: DirectorStatus,
     /// DNS names, etcd and Kubernetes as sources of servers and services.
     pub sources: Vec<SourceStatus>,
@@ -98,21 +98,21 @@ pub struct Overview {
 pub struct Broken {
     /// The name of the server's service.
     pub name: String,
-    /// The service.
+    /// Protocol and address of the service, or its mark.
     pub service: ServiceId,
-    /// Address and port.
+    /// Address and port of the server.
     pub server: SocketAddr,
     /// `down` or `suspicious`.
     pub health: String,
     /// Stable code of the fault, for programs.
     pub code: String,
-    /// The reason.
+    /// The reason why the server is down or suspicious.
     pub reason: String,
     /// The fix; absent if none is known.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
-    /// Seconds since the server became broken.
+    /// Seconds since the server went down or became suspicious.
     pub since: Option<u64>,
     /// The server's administrative state.
     pub admin: AdminState,
@@ -127,14 +127,14 @@ pub struct Broken {
 pub struct Summary {
     /// The service's name in the configuration.
     pub name: String,
-    /// The service.
+    /// Protocol and address of the service, or its mark.
     pub service: ServiceId,
     /// The address as text: `tcp 192.0.2.10:80`.
     pub address: String,
     /// `ok`, `suspicious` (clients cannot use a server that is up), `degraded` (servers are down),
     /// or `broken` (clients are not served as configured, for example because no server is usable).
     pub state: String,
-    /// The faults, as text.
+    /// The faults of the service, as text; empty without faults.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub trouble: String,
@@ -152,7 +152,7 @@ pub struct Summary {
     pub active: u64,
     /// Number of inactive connections.
     pub inactive: u64,
-    /// Rates per second.
+    /// Rates of the service's connections, packets and bytes, per second.
     pub rates: Counts,
 }
 
@@ -171,7 +171,7 @@ pub struct Detail {
     pub dataplane: Option<ServiceInfo>,
 }
 
-/// A summary of a snapshot.
+/// Summarises a snapshot for the dashboard.
 pub fn overview(snapshot: &Snapshot) -> Overview {
     let status = &snapshot.status;
     let seen = &snapshot.found.seen;
@@ -226,8 +226,8 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
     }
 }
 
-/// The servers that are down, then the suspicious ones; in each group, the most recent change is
-/// first.
+/// The servers that are down, then the suspicious ones, at most [`BROKEN_MAX`]; in each group, the
+/// most recent change is first.
 fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
     let mut all: Vec<Broken> = services
         .iter()
@@ -424,7 +424,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn overview_lists_broken_services_first() {
+    fn overview_lists_broken_services_first_with_totals_reasons_and_fixes() {
         let mut snapshot = snapshot("web");
         let mut second = snapshot.status.services[0].clone();
         second.name = "mail".to_owned();
@@ -452,7 +452,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn suspicious_servers_follow_down_servers() {
+    fn overview_lists_down_servers_and_their_services_before_suspicious_servers() {
         let mut snapshot = snapshot("web");
         let mut second = snapshot.status.services[0].clone();
         second.name = "mail".to_owned();

@@ -85,7 +85,7 @@ pub struct Page(Mutex<Versions>);
 
 #[derive(Default)]
 struct Versions {
-    /// The snapshot from which the last page was written.
+    /// The snapshot from which the last page was written; `None` before the first page.
     of: Option<Arc<Snapshot>>,
     last: Bytes,
     /// Older versions that are still being sent to a client.

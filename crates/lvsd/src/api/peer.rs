@@ -25,7 +25,7 @@ pub(crate) enum Peer {
     Local {
         /// The user of the client, as text.
         who: String,
-        /// The reason why the client has no write access.
+        /// The reason why the client has no write access; `None` if it has write access.
         denied: Option<String>,
     },
 }

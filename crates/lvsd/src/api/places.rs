@@ -17,7 +17,7 @@ pub(super) const STREAMS_MAX: usize = 8;
 /// The client to which a slot belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Holder {
-    /// A source over TCP.
+    /// A TCP connection of this source.
     Tcp(IpAddr),
     /// An event stream of a source over TCP. It needs this slot in addition to the slot of its
     /// connection.
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_used_by_one_source_are_bounded() {
+    fn api_slots_of_one_source_and_in_total_are_bounded() {
         let places = ConnectionLimits::default();
         let source = |n: u8| Holder::Tcp(IpAddr::from([192, 0, 2, n]));
         let mut held = take_all(&places, source(1));

@@ -55,7 +55,8 @@ pub(super) fn workers(pid: u32) -> Vec<(u32, f64)> {
     all
 }
 
-/// Name and processor time in a file `stat`.
+/// Name and processor time of a process, from the text of its file `stat`; `None` if the text is
+/// invalid.
 fn of_stat(stat: &str) -> Option<(&str, f64)> {
     let (name, fields) = name_and_fields(stat)?;
     // Fields 14 and 15; the iterator begins at field 3.
@@ -65,7 +66,8 @@ fn of_stat(stat: &str) -> Option<(&str, f64)> {
     Some((name, (f64::from(user) + f64::from(system)) / TICKS))
 }
 
-/// The memory in use in a file `status`, in bytes.
+/// The memory that a process uses, in bytes, from the text of its file `status`; `None` if the text
+/// does not contain it.
 fn resident(status: &str) -> Option<u64> {
     let line = status
         .lines()
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_with_parentheses_in_name_is_read() {
+    fn proc_stat_with_parentheses_in_name_is_parsed_and_malformed_stat_is_none() {
         let stat = "7 (a) (b) S 1 7 7 0 -1 4194560 9 0 0 0 150 25 0 0 20 0 3 0 12 34";
         assert_eq!(of_stat(stat), Some(("a) (b", 1.75)));
         for bad in [
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_read_only_if_process_has_expected_name() {
+    fn process_usage_is_read_only_if_process_has_expected_name() {
         let name = fs::read_to_string("/proc/self/comm").expect("the file can be read");
         let pid = std::process::id();
         let usage = usage(pid, name.trim_end()).expect("the usage of this process is known");

@@ -37,7 +37,7 @@ const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The OpenAPI description of all paths below `/v1`.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
-/// The dashboard: path, type, content.
+/// The files of the dashboard: path, media type and content of each.
 const ASSETS: [(&str, &str, &[u8]); 6] = [
     (
         "/",
@@ -122,7 +122,7 @@ pub(super) struct Whoami {
     why: String,
 }
 
-/// The stored events.
+/// The stored events, as the path `/v1/events` returns them.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Past {
@@ -139,7 +139,8 @@ struct Reload {
     force: bool,
 }
 
-/// Answers one request.
+/// Answers one request. Each answer gets the headers of the content security policy, and one that
+/// prevents caching.
 pub(super) async fn answer(api: &Arc<Api>, request: Request<Incoming>, peer: &Peer) -> Reply {
     let (head, body) = request.into_parts();
     let mut reply = match route(api, &head, body, peer).await {
@@ -382,7 +383,7 @@ fn no_service(name: &str) -> Refusal {
     let name: String = name.chars().take(100).collect();
     Refusal::new(
         StatusCode::NOT_FOUND,
-        format!("the file has no service named `{name}`; /v1/overview lists them"),
+        format!("there is no service named `{name}`; /v1/overview lists the services"),
     )
 }
 
@@ -516,7 +517,7 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], actor: Actor) -> Result
         .first()
         .is_some_and(|first| *first != b'{')
     {
-        return Err(bad("expected an object".to_owned()));
+        return Err(bad("it is not a JSON object".to_owned()));
     }
     let ask = match path {
         "/v1/admin" => {
@@ -549,7 +550,8 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], actor: Actor) -> Result
     }
 }
 
-/// The decoded value of a parameter in the query of the URL; `None` if the parameter is missing.
+/// The decoded value of a parameter in the query of the URL; `None` if the parameter is missing. An
+/// invalid %-escape is an error.
 fn parameter(head: &Parts, name: &str) -> Result<Option<String>, Refusal> {
     let query = head.uri.query().unwrap_or_default();
     let mut all = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -569,7 +571,7 @@ fn number(head: &Parts, name: &str) -> Result<u64, Refusal> {
     })
 }
 
-/// Decodes the %-escapes of a text.
+/// Decodes the %-escapes of a text. An invalid escape, and a result that is not UTF-8, are errors.
 fn decode(text: &str) -> Result<String, Refusal> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -117,7 +117,7 @@ async fn post(api: &Arc<Api>, path: &str, token: Option<&str>, body: &str) -> (u
 }
 
 #[tokio::test]
-async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
+async fn api_request_with_foreign_host_header_is_refused_over_tcp_only() {
     let (api, mut received) = api("web");
     api.settings.send_modify(|settings| {
         settings.tokens = Vec::new();
@@ -257,7 +257,7 @@ fn again<T: serde::Serialize + serde::de::DeserializeOwned>(value: &Value) -> Va
 }
 
 #[test]
-fn api_examples_match_their_types() {
+fn openapi_examples_match_their_schemas_and_rust_types() {
     let root = description();
     let json = "/content/application~1json";
     for (path, operations) in root["paths"].as_object().expect("`paths` is an object") {
@@ -347,7 +347,7 @@ async fn every_api_answer_matches_openapi() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
+async fn change_over_api_requires_token_or_privileged_user_and_valid_body() {
     let (api, mut received) = api("web");
     let drain = r#"{"target":{"host":"10.0.0.1"},"state":"drain"}"#;
     let none = post(&api, "/v1/admin", Some("0123456789abcdef"), drain).await;
@@ -406,7 +406,7 @@ async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn role_of_token_decides_about_each_change() {
+async fn api_accepts_only_changes_that_role_of_token_permits() {
     let (api, mut received) = api("web");
     *api.tokens() = tokens(&[
         ("wall", "wall-0123456789a", Role::Read),
@@ -469,14 +469,17 @@ async fn role_of_token_decides_about_each_change() {
         let (_, _, body) = send(&api, stranger(), &request).await;
         let name = secret.split_once('-').expect("the token has a name").0;
         let words = format!("{{\"who\":\"token {name}\",{rest}");
-        assert!(body.starts_with(&words), "{body}");
+        assert!(
+            body.starts_with(&words),
+            "does not begin with {words:?}: {body}"
+        );
     }
 }
 
 /// A reload replaces all tokens. A token whose file became unreadable stays valid with its new
 /// role.
 #[tokio::test(start_paused = true)]
-async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
+async fn reload_replaces_tokens_and_keeps_token_whose_file_is_unreadable() {
     use std::os::unix::fs::PermissionsExt;
     let log = crate::daemon::tests::Log::default();
     let _listening = log.listen();
@@ -529,7 +532,7 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
         "token `d`: it is also the token of `a`",
         "no client can use it",
     ] {
-        assert!(text.contains(words), "{words}: {text}");
+        assert!(text.contains(words), "no {words:?} in {text}");
     }
     load(vec![named("c", Role::Admin)]);
     let (code, body) = reload("third-0123456789").await;
@@ -540,12 +543,12 @@ async fn reload_replaces_tokens_and_keeps_unreadable_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn invalid_request_is_refused_with_a_fix() {
+async fn invalid_or_oversized_api_request_is_refused_and_counted() {
     let (api, _deeds) = api("web");
     *api.tokens() = tokens(&[("oncall", "0123456789abcdef", Role::Admin)]);
     let token = Some("0123456789abcdef");
     for (path, code, words) in [
-        ("/v1/services/wbe", 404, "/v1/overview lists them"),
+        ("/v1/services/wbe", 404, "/v1/overview lists the services"),
         ("/v1/services/%ff", 400, "encodeURIComponent"),
         ("/v1/services/%4", 400, "encodeURIComponent"),
         ("/v1/services/", 404, "openapi"),
@@ -586,7 +589,7 @@ async fn invalid_request_is_refused_with_a_fix() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_or_unreading_client_is_disconnected() {
+async fn silent_or_unreading_api_client_is_disconnected_within_31_seconds() {
     let (api, _deeds) = api(&"long name ".repeat(2000));
     for request_text in [
         "",
@@ -604,14 +607,14 @@ async fn silent_or_unreading_client_is_disconnected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dashboard_page_has_security_headers() {
+async fn dashboard_has_security_headers_loads_only_own_files_and_can_be_disabled() {
     let (api, _deeds) = api("web");
     let request = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
     let (code, head, body) = send(&api, stranger(), request).await;
     assert_eq!(code, 200);
     assert!(
         head.contains("content-security-policy: default-src 'none'; script-src 'self'; "),
-        "{head}"
+        "no `content-security-policy: default-src 'none'; script-src 'self'; ` in {head}"
     );
     assert!(head.contains("x-content-type-options: nosniff"));
     // The page contains nothing that this policy refuses, and loads nothing from other servers.
@@ -664,7 +667,7 @@ async fn status_queries_reach_the_main_loop_at_most_twice_a_second() {
 
 /// Clients with wrong tokens cannot fill the log.
 #[tokio::test(start_paused = true)]
-async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
+async fn requests_with_wrong_tokens_are_logged_once_a_minute_with_their_number() {
     let log = crate::daemon::tests::Log::default();
     let _listening = log.listen();
     let (api, _) = api("web");
@@ -679,7 +682,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     let text = log.text();
     assert!(
         text.contains("99 other requests since the last such message"),
-        "{text}"
+        "no `99 other requests since the last such message` in {text}"
     );
     assert_eq!(text.matches("wrong token").count(), 2);
 }
@@ -692,7 +695,7 @@ async fn metrics(api: &Arc<Api>) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_refused_and_counted_when_slow_readers_use_all_memory() {
+async fn answers_for_single_clients_are_refused_and_counted_when_slow_readers_use_all_memory() {
     let (api, _deeds) = api("web");
     let held = api
         .own
@@ -747,11 +750,14 @@ async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn event_stream_has_new_events_and_heartbeats() {
+async fn event_stream_sends_new_events_and_heartbeats_until_client_disconnects() {
     let (api, _deeds) = api("web");
     let (mut client, task) = stream(&api, stranger()).await;
     let head = read_to(&mut client, "\r\n\r\n").await;
-    assert!(head.contains("content-type: text/event-stream"), "{head}");
+    assert!(
+        head.contains("content-type: text/event-stream"),
+        "no `content-type: text/event-stream` in {head}"
+    );
     let reported =
         serde_json::to_string(&*event("two\nlines")).expect("the value can be written as JSON");
     api.events
@@ -774,7 +780,7 @@ async fn event_stream_has_new_events_and_heartbeats() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn event_stream_without_reader_is_closed() {
+async fn event_stream_to_client_that_does_not_read_is_closed_within_90_seconds() {
     let (api, _deeds) = api("web");
     for peer in [
         stranger(),
@@ -802,13 +808,16 @@ async fn event_stream_without_reader_is_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_over_tcp_are_bounded_for_each_source() {
+async fn event_stream_above_limit_of_source_is_refused_until_a_stream_closes() {
     let (api, _deeds) = api("web");
     let mut held = Vec::new();
     for _ in 0..places::STREAMS_MAX {
         let (mut client, task) = stream(&api, stranger()).await;
         let head = read_to(&mut client, "\r\n\r\n").await;
-        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        assert!(
+            head.starts_with("HTTP/1.1 200 "),
+            "does not begin with `HTTP/1.1 200 `: {head}"
+        );
         held.push((client, task));
     }
     let (code, _, body) = send(&api, stranger(), STREAM).await;
@@ -826,11 +835,14 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
     }
     let (mut client, _task) = stream(&api, stranger()).await;
     let head = read_to(&mut client, "\r\n\r\n").await;
-    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert!(
+        head.starts_with("HTTP/1.1 200 "),
+        "does not begin with `HTTP/1.1 200 `: {head}"
+    );
 }
 
 #[tokio::test]
-async fn connections_above_the_limit_are_refused_and_counted() {
+async fn api_connection_above_limit_of_source_is_refused_and_counted() {
     let (api, _deeds) = api("web");
     let listener =
         http::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("the socket can be opened");
@@ -868,7 +880,7 @@ async fn connections_above_the_limit_are_refused_and_counted() {
 /// lvsd stores the last 1,000 events of all kinds. A reader that is more than 4,096 events late
 /// misses events.
 #[tokio::test]
-async fn event_log_keeps_a_bounded_number_of_last_events() {
+async fn event_log_keeps_the_last_1000_events_and_slow_reader_loses_events() {
     let (api, _deeds) = api("web");
     let mut events = Events::default();
     let mut slow = events.listen();

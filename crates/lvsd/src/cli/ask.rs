@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn event_line_contains_date_and_address_once() {
+    fn event_line_contains_utc_date_and_server_address_once() {
         let event = Event {
             seq: 1,
             time_ms: 1_795_856_749_838,

@@ -97,14 +97,14 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
             Ok(()) => {
                 if let Some(id) = held {
                     client.revoke(id).await.map_err(|error| {
-                        format!("{key} cannot be removed, and expires within {lease:?}: {endpoint} {error}")
+                        format!("{key} cannot be removed, and expires within {lease:?}: {endpoint}: {error}")
                     })?;
                 }
                 tracing::info!("{key} is no longer registered");
                 return Ok(());
             }
             Err(why) => {
-                tracing::warn!("{key}: {endpoint} {why}");
+                tracing::warn!("cannot keep {key} registered, and tries again: {endpoint}: {why}");
                 next += 1;
                 failures = (failures + 1).min(1000);
                 let pause = retry(failures, Duration::from_millis(500));

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manual_page_and_completions_contain_all_commands() {
+    fn manual_page_and_bash_completions_contain_all_commands_of_lvsd() {
         Arguments::command().debug_assert();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("the output is UTF-8");
         let (page, bash) = (text(man()), text(completions(clap_complete::Shell::Bash)));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn manual_page_has_options_of_all_commands_and_refers_to_shipped_pages_only() {
+    fn manual_pages_contain_options_of_commands_and_refer_to_shipped_pages_only() {
         let page = String::from_utf8(man()).expect("the output is UTF-8");
         for words in [
             "\\-\\-force",
@@ -87,7 +87,7 @@ mod tests {
             "\\-\\-rest",
             "lvsd keepalived\\-config",
         ] {
-            assert!(page.contains(words), "{words}: {page}");
+            assert!(page.contains(words), "no {words:?} in {page}");
         }
         // The pages that tools/package installs.
         let shipped = ["lvsd(8)", "lvsadm(8)", "lvs\\-dataplane(8)", "lvsd.toml(5)"];

@@ -32,7 +32,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
-    /// Shows only services with this name or address.
+    /// Shows only services with this name or address; `None` for all services.
     pub(super) name: Option<String>,
     /// Shows only broken services, and services with servers that are down, suspicious, slow or
     /// flapping.
@@ -95,7 +95,7 @@ impl Look {
         }
     }
 
-    /// Adds the colour of a state to a text.
+    /// Adds the colour of a state to a text, if the output has colours.
     fn paint(self, state: &str, text: String) -> String {
         let colour = match state {
             "down" | "broken" => 31,
@@ -230,7 +230,8 @@ fn line_end(line: &str, room: usize) -> Option<usize> {
     None
 }
 
-/// Line and exit code of a monitoring plugin.
+/// Queries the running daemon, and returns the line and the exit code of a monitoring plugin; the
+/// exit code is 3 if the daemon does not answer.
 pub(super) fn check_health(dataplane: &Address) -> (String, u8) {
     match connect(dataplane).and_then(|mut client| client.status()) {
         Ok(status) => health_line(&Verdict::of(&status)),
@@ -294,13 +295,13 @@ fn director(status: &DirectorStatus, now: u64) -> String {
         Some(wish) => {
             let ago = lasted(now.saturating_sub(wish.since));
             let who = wish.who.as_deref().unwrap_or("?");
-            let _ = write!(text, "IN MAINTENANCE for {ago} by {who}");
+            let _ = write!(text, "this director is IN MAINTENANCE for {ago} by {who}");
             let _ = match &wish.why {
                 Some(why) => writeln!(text, ": {why}"),
                 None => writeln!(text),
             };
         }
-        None => text.push_str("not in maintenance\n"),
+        None => text.push_str("this director is not in maintenance\n"),
     }
     if let Some(vrrp) = &status.vrrp {
         let _ = write!(
@@ -327,7 +328,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
     if let Some(announce) = &status.announce {
         if !announce.ready {
             let effect = match status.missing_peers.is_empty() {
-                true => "announces nothing",
+                true => "this director announces no addresses",
                 false => "routers prefer other directors",
             };
             let _ = writeln!(
@@ -433,7 +434,7 @@ fn of_director(status: &Status, now: u64) -> String {
     if let Some(proxy) = &status.proxy {
         let _ = writeln!(
             text,
-            "proxied connections: {} (maximum {}); {} refused at the maximum, {} evicted, {} without a server",
+            "proxied connections: {} (maximum {}); {} refused at the maximum, {} evicted, {} refused without a usable server, or by a limit or filter",
             proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
         );
     }
@@ -447,7 +448,7 @@ fn times_of(entry: &AdminEntry, now: u64) -> String {
     let who = spec.who.as_deref().unwrap_or("?");
     let mut text = format!("for {} by {who}", lasted(now.saturating_sub(entry.since)));
     if let Some(until) = spec.until {
-        let _ = write!(text, ", {} more", lasted(until.saturating_sub(now)));
+        let _ = write!(text, ", ends in {}", lasted(until.saturating_sub(now)));
     }
     if let Some(why) = &spec.why {
         let _ = write!(text, ": {why}");
@@ -536,7 +537,7 @@ fn packets_text(reason: &str, packets: &RecentCount) -> String {
 }
 
 /// Appends lines about the packets of a service from which no connection was opened, and about the
-/// dropped packets of its connections.
+/// dropped packets of its connections. Reasons without a packet in the last minute are omitted.
 fn losses_lines(text: &mut String, service: &ServiceStatus) {
     for (fate, reasons) in [("refused", &service.refusals), ("dropped", &service.drops)] {
         let recent = reasons.iter().filter(|one| one.packets.last_minute > 0);
@@ -587,10 +588,10 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
     }
     if source.held > 0 {
         let held = counted(source.held, "service");
-        let _ = write!(text, "; {held} of the dataplane unchanged");
+        let _ = write!(text, "; lvsd leaves {held} of the dataplane unchanged");
     }
     let _ = match &source.trouble {
-        Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
+        Some(why) => writeln!(text, "; NO USABLE ANSWER: {why}"),
         None => writeln!(text),
     };
 }
@@ -631,13 +632,15 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
             "service",
         );
         format!(
-            "{services} differ from this director's, for {}",
+            "differs from this director in {services}, for {}",
             lasted(tables.seconds)
         )
     };
     let printed = match tables.state {
         TablesState::Unknown => "services and servers not compared".to_owned(),
-        TablesState::Older => "an older version, services and servers not compared".to_owned(),
+        TablesState::Older => {
+            "the peer runs an older version, services and servers not compared".to_owned()
+        }
         TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
         TablesState::Alarm => format!("ALARM: {}; `lvsadm sync` lists the differences", services()),
@@ -845,7 +848,7 @@ fn notes(
                 last.unwrap_or_default()
             ));
             if server.health == "up" && !checks.fall_reason.is_empty() {
-                notes.push(format!("the last time: {}", checks.fall_reason));
+                notes.push(format!("the last reason: {}", checks.fall_reason));
             }
         }
         if verdict::is_slow(server) || look.details {
@@ -871,7 +874,10 @@ fn notes(
         ));
     }
     if let Some(latency) = server.latency_us.filter(|_| look.details) {
-        notes.push(format!("answers new connections in {}", millis(latency)));
+        notes.push(format!(
+            "the server answers new connections in {}",
+            millis(latency)
+        ));
     }
     notes
 }
@@ -900,7 +906,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_shows_missing_dataplane_lost_quorum_and_failed_servers() {
+    fn status_text_shows_dataplane_confinement_proxy_quorum_and_each_server() {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };
@@ -983,7 +989,7 @@ mod tests {
         for words in [
             "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
             "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
-            "\nproxied connections: 1 (maximum 2); 3 refused at the maximum, 4 evicted, 5 without a server\n",
+            "\nproxied connections: 1 (maximum 2); 3 refused at the maximum, 4 evicted, 5 refused without a usable server, or by a limit or filter\n",
             "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80           up 1h02m          weight 0   active 7     inactive 0  drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m        weight 0   active 7     inactive 0  connection refused\n",
@@ -991,12 +997,12 @@ mod tests {
             "10.0.0.8:80           unchecked         weight 0   active 7     inactive 0  not in the file\n",
             "10.0.0.9:80           unchecked         weight 0   active 7     inactive 0  sorry server\n",
         ] {
-            assert!(text.contains(words), "{words}\n{text}");
+            assert!(text.contains(words), "no {words:?} in:\n{text}");
         }
     }
 
     #[test]
-    fn status_text_shows_peers_only_while_dataplane_is_connected() {
+    fn status_text_shows_peers_of_connected_dataplane_only_and_cause_of_its_wait() {
         let peer = |n: u8, state: &str, seconds: u64, missing: u64, trouble: &str| PeerStanding {
             peer: ([192, 0, 2, n], 8848).into(),
             state: state.to_owned(),
@@ -1020,10 +1026,10 @@ mod tests {
         let text = text_of(&status, Look::default());
         for line in [
             "peer 192.0.2.2: in step; the same services and servers as this director\n",
-            "peer 192.0.2.3: AWAY for 13s (no route to host)\n  To do: see their state with lvsadm sync on both",
+            "peer 192.0.2.3: AWAY for 13s (no route to host)\n  To do: run lvsadm sync on both directors",
             "peer 192.0.2.4: BEHIND for 5s, 7 connections missing\n",
         ] {
-            assert!(text.contains(line), "{line}\n{text}");
+            assert!(text.contains(line), "no {line:?} in:\n{text}");
         }
         status.dataplane.waiting = vec![Waiting {
             code: "interface_missing".to_owned(),
@@ -1033,8 +1039,8 @@ mod tests {
         }];
         let text = text_of(&status, Look::default());
         assert!(
-            text.contains("WAITING: eth7 is missing. To do: make it\n"),
-            "no `WAITING: eth7 is missing. To do: make it` in {text}"
+            text.contains("MISSING: eth7 is missing. To do: make it\n"),
+            "no `MISSING: eth7 is missing. To do: make it` in {text}"
         );
         status.dataplane.connected = false;
         assert!(!text_of(&status, Look::default()).contains("peer "));
@@ -1102,7 +1108,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_and_refused_packets_have_reason_rate_and_times() {
+    fn status_text_shows_dropped_and_refused_packets_with_reason_rate_and_times() {
         let mut status = suspicious();
         status.dataplane.drops = vec![dropped("no_server")];
         status.services[0].refusals = vec![refused("no_server", 8), refused("filtered", 1)];
@@ -1112,7 +1118,7 @@ mod tests {
             "\ndropped in five minutes: 12 no_server (3 in the last minute, first 2m10s ago, last 4s ago). To do: `lvsadm drops` lists the meaning and the fix of each reason\n",
             " usable\n  refused in five minutes: 8 no_server (4 in the last minute, first 2m10s ago, last 4s ago)\n  dropped in five minutes: 2 no_route (1 in the last minute, first 2m10s ago, last 4s ago)\n",
         ] {
-            assert!(text.contains(line), "{line}\n{text}");
+            assert!(text.contains(line), "no {line:?} in:\n{text}");
         }
         status.dataplane.drops = ["a", "b", "c", "d", "e"].map(dropped).to_vec();
         let text = text_of(&status, Look::default());
@@ -1203,7 +1209,7 @@ mod tests {
     }
 
     #[test]
-    fn status_lines_have_at_most_80_columns() {
+    fn status_lines_fit_terminal_of_80_columns_and_have_colour_only_on_request() {
         for details in [false, true] {
             for colour in [false, true] {
                 let look = Look {
@@ -1224,7 +1230,7 @@ mod tests {
     }
 
     #[test]
-    fn server_row_with_ipv4_address_fits_80_columns() {
+    fn status_row_with_longest_ipv4_address_fits_80_columns() {
         let mut status = suspicious();
         let server = &mut status.services[1].servers[0];
         server.server = "255.255.255.255:65535".parse().unwrap();
@@ -1242,7 +1248,7 @@ mod tests {
     }
 
     #[test]
-    fn status_text_lists_worst_services_and_servers_first() {
+    fn detailed_status_text_lists_worst_services_and_servers_first() {
         let look = Look {
             colour: true,
             width: Some(80),
@@ -1275,15 +1281,15 @@ mod tests {
             "15 of 20 connections of clients got no answer in the last minute; went down 7 times in 24 h, last 5s ago, for 1m38s in total",
             "; checks take 1.2 ms (5 minutes: p50 1.2 ms, p99 700 ms)",
             "clients opened 20 connections in 5 minutes, 0 without an answer",
-            "answers new connections in 1.2 ms",
+            "the server answers new connections in 1.2 ms",
             "fix: on 10.0.0.1: is this director its default gateway",
         ] {
-            assert!(words.contains(printed), "{printed}: {words}");
+            assert!(words.contains(printed), "no {printed:?} in {words}");
         }
     }
 
     #[test]
-    fn slow_and_flapping_servers_have_notes_even_without_details() {
+    fn server_with_three_slow_checks_or_three_falls_has_note_in_status_without_details() {
         let shown = |slow_in_a_row, falls_in_day| {
             let mut status = suspicious();
             let server = &mut status.services[1].servers[0];
@@ -1296,7 +1302,7 @@ mod tests {
                 ..CheckStatus::default()
             });
             let text = text_of(&status, Look::default());
-            let falls = "for 0s in total; the last time: has status 500";
+            let falls = "for 0s in total; the last reason: has status 500";
             (text.contains("checks take"), text.contains(falls))
         };
         assert_eq!(shown(2, 2), (false, false));
@@ -1305,7 +1311,7 @@ mod tests {
     }
 
     #[test]
-    fn watched_status_fits_the_terminal() {
+    fn watched_status_is_shortened_to_terminal_height_with_number_of_omitted_lines() {
         let text = "a\nb\nc\nd\n";
         assert_eq!(first_lines(text, 5), text);
         assert_eq!(first_lines(text, 4), "a\nb\n... and 2 lines below");
@@ -1351,7 +1357,7 @@ mod tests {
         assert_eq!(
             note(&status),
             format!(
-                "maintenance for 10m00s by ann, 10m00s more: new disk (ends with: lvsadm undrain all {address})"
+                "maintenance for 10m00s by ann, ends in 10m00s: new disk (ends with: lvsadm undrain all {address})"
             )
         );
         status.services[0].servers[0].admin = AdminState::Drain;
@@ -1377,7 +1383,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_selected_by_name_address_and_state() {
+    fn status_selects_services_by_name_address_or_broken_state_and_refuses_unknown_name() {
         let names = |selection: &Selection| {
             let mut status = suspicious();
             selection.apply(&mut status)?;
@@ -1405,7 +1411,7 @@ mod tests {
     }
 
     #[test]
-    fn health_line_has_performance_data_and_exit_code() {
+    fn health_line_replaces_reserved_characters_and_has_performance_data_and_exit_code() {
         let (line, code) = health_line(&Verdict::of(&suspicious()));
         assert_eq!(code, 1);
         assert_eq!(

@@ -58,7 +58,7 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
 /// The start time of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
-    /// Time in seconds since boot.
+    /// At this time, in seconds since boot.
     At(u64),
     /// Before this boot, or at an unknown time.
     Earlier,
@@ -108,12 +108,12 @@ pub(super) struct Announced {
     /// The readiness of the dataplane; `None` before its first answer.
     pub(super) readiness: Option<Readiness>,
     pub(super) vips: Vec<AnnouncedVip>,
-    /// The reason why the addresses could not be sent to the dataplane.
+    /// The reason why the addresses could not be sent to the dataplane; `None` if they were sent.
     pub(super) trouble: Option<String>,
 }
 
 impl Announced {
-    /// The state for `lvsd status`.
+    /// The state of the announcements, as `lvsd status` shows it.
     pub(super) fn status(&self) -> AnnounceStatus {
         let readiness = self.readiness.clone().unwrap_or_default();
         AnnounceStatus {
@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn announcement_depends_on_states_of_all_services_of_the_address() {
+    fn address_is_announced_deprioritised_or_withdrawn_by_states_of_all_its_services() {
         use Ability::{None as Nobody, Quorum, Sorry, Unknown};
         for (services, expected) in [
             (vec![Quorum], Some(Standing::Announced)),
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_director_in_maintenance_are_deprioritised_then_withdrawn() {
+    fn vips_are_deprioritised_or_withdrawn_if_director_is_unready_in_maintenance_or_lacks_peers() {
         let address: IpAddr = "192.0.2.10".parse().unwrap();
         let other: IpAddr = "192.0.2.11".parse().unwrap();
         let mut wish = WantedAnnouncements {

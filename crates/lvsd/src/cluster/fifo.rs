@@ -60,13 +60,13 @@ impl State {
 /// State of the FIFO and of the VRRP instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Messages {
-    /// The state that keepalived reported last.
+    /// The state that keepalived reported last; `None` before its first report.
     pub(super) state: Option<State>,
     /// Number of reported states.
     pub(super) changes: u64,
     /// Number of lines that were invalid or too long.
     pub(super) ignored: u64,
-    /// The reason why the FIFO cannot be read.
+    /// The reason why the FIFO cannot be read; `None` if it can be read.
     pub(super) trouble: Option<String>,
 }
 
@@ -147,7 +147,7 @@ async fn read_messages(path: PathBuf, sender: watch::Sender<Messages>) {
     loop {
         let gone = lost.is_some().then(|| {
             format!(
-                "the FIFO {} was removed, and keepalived continues to write to the removed one: restart keepalived before lvsd; until then lvsd still receives its messages",
+                "the FIFO {} was removed or replaced, and keepalived continues to write to the previous one: restart keepalived before lvsd; until then lvsd still receives the messages of keepalived",
                 path.display()
             )
         });
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fifo_parser_uses_only_lines_of_own_instance() {
+    fn fifo_parser_returns_state_only_for_lines_of_own_instance() {
         for (line, message) in [
             ("INSTANCE \"lvs\" MASTER 200", Message::State(State::Master)),
             ("INSTANCE \"lvs\" BACKUP 200", Message::State(State::Backup)),
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn fifo_line_above_limit_is_ignored_and_counted() {
+    fn fifo_line_above_length_limit_is_ignored_and_counted() {
         let (mut lines, mut messages) = (Lines::default(), Messages::default());
         for _ in 0..1000 {
             lines.feed(&[b'x'; 4096], &mut messages);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn world_writable_fifo_or_other_file_is_refused() {
+    async fn fifo_writable_by_other_users_or_file_of_other_type_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/fifo");
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn replaced_fifo_is_opened_again() {
+    async fn removed_fifo_is_created_again_and_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
         let (mut messages, task) = listen(path.clone());
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn removed_fifo_is_read_until_its_writers_close() {
+    async fn removed_fifo_is_reported_and_read_until_its_writers_close() {
         use std::io::Write;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");

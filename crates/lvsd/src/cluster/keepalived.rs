@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn keepalived_config_contains_host_addresses() {
+    fn keepalived_config_contains_addresses_of_host_and_peers_but_no_vip_of_dataplane() {
         let text = made(
             "host_addresses = [\"10.0.0.254/24 dev eth1\", \"fd00::fe/64 dev eth1\"]",
             "host",
@@ -124,7 +124,7 @@ mod tests {
             "    init_file -254\n",
             "vrrp_notify_fifo /run/lvs/vrrp.fifo\n",
         ] {
-            assert!(text.contains(words), "{words}\n{text}");
+            assert!(text.contains(words), "no {words:?} in:\n{text}");
         }
         let own = made("peers = \"192.0.2.2\"", "own");
         assert!(

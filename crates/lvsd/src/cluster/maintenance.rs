@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maintenance_reason_is_one_line_of_bounded_length() {
+    fn maintenance_reason_of_several_lines_or_above_200_characters_is_refused() {
         let parsed = |why: String| {
             check(Some(&Maintenance {
                 why: Some(why),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_maintenance_file_keeps_director_in_maintenance() {
+    fn maintenance_continues_with_damaged_file_and_ends_when_file_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(&directory.path().join("x.admin.json"));
         assert!(path.ends_with("x.maintenance.json"));

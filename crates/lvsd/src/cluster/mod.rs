@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!  dataplane: ready? ──┐                        ┌──▶ track file ──▶ keepalived ──▶ VRRP
-//!  quorum ─────────────┼──▶ [`track::Fitness`] ┘                       │
+//!  quorum ─────────────┼──▶ track::Fitness ─────┘                       │
 //!  maintenance ────────┘                                                │
-//!  the dataplane has the virtual addresses ◀── [`fifo`] ◀── notify FIFO ┘
+//!  the dataplane has the virtual addresses ◀── fifo ◀────── notify FIFO ┘
 //!
-//!  the same, for each address ──▶ [`announce`] ──▶ routes of the dataplane ──▶ BIRD, FRR, ExaBGP
+//!  the same, for each address ──▶ announce ──▶ routes of the dataplane ──▶ BIRD, FRR, ExaBGP
 //! ```
 //!
 //! This module never waits: the messages of keepalived and the state of the dataplane arrive on
@@ -79,7 +79,7 @@ pub(crate) struct Cluster {
     /// Configured peers that the running dataplane lacks; `None` until the dataplane has answered.
     lacks: Option<Vec<SocketAddr>>,
     running: Option<Running>,
-    /// Addresses that are announced by routes.
+    /// The announcements of addresses that the dataplane should make.
     announces: WantedAnnouncements,
     announcer: Option<Announcer>,
     /// The announcements that events have reported.
@@ -101,7 +101,7 @@ struct Running {
     /// The state that keepalived reported last, to this daemon or an earlier one.
     state: State,
     written: Option<i16>,
-    /// The error of the last write of the track file.
+    /// The error of the last write of the track file; `None` if it succeeded.
     trouble: Option<String>,
     /// When to check the track file.
     checks: Interval,
@@ -116,7 +116,7 @@ impl Drop for Running {
 }
 
 impl Cluster {
-    /// Restores the stored maintenance.
+    /// Creates the state of this director, with the maintenance that was stored.
     pub(crate) fn recall(places: Option<ClusterPaths>) -> Self {
         let kept = places.as_ref().map(|places| places.maintenance.as_path());
         Self {
@@ -131,7 +131,8 @@ impl Cluster {
         }
     }
 
-    /// Applies `[vrrp]` of a loaded file.
+    /// Applies `[vrrp]` of a loaded file. Marks this director as unfit in a track file that is no
+    /// longer used.
     pub(crate) fn set(&mut self, vrrp: Option<&Vrrp>) {
         if self.running.as_ref().map(|running| &running.settings) == vrrp {
             return;
@@ -242,7 +243,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the changes since the last call.
+    /// Returns the changes of VRRP and of announcements since the last call, to be reported as
+    /// events.
     pub(crate) fn take(&mut self) -> Vec<News> {
         let vrrp = self.take_vrrp().map(|(code, words)| News {
             event: "vrrp",
@@ -280,7 +282,7 @@ impl Cluster {
         news
     }
 
-    /// Whether the dataplane may own virtual addresses.
+    /// Whether the dataplane may own virtual addresses; always true without `[vrrp]`.
     pub(crate) fn may_own(&self) -> bool {
         self.running.as_ref().is_none_or(Running::may_own)
     }
@@ -374,7 +376,8 @@ impl Cluster {
         }
     }
 
-    /// Writes the track file if the fitness has changed.
+    /// Writes the track file if the fitness has changed. Until the dataplane has reported its
+    /// readiness and, if it is ready, its peers, the file stays unchanged.
     fn follow(&mut self) {
         let (quorum, maintenance) = (self.quorum, self.maintenance.is_some());
         let lacks_peers = !self.has_peers();
@@ -422,7 +425,7 @@ impl Cluster {
         self.maintenance.is_some()
     }
 
-    /// The state for `lvsd status`.
+    /// The state of this director in its cluster, as `lvsd status` shows it.
     pub(crate) fn status(&self, now: Now) -> DirectorStatus {
         let vrrp = self.running.as_ref().map(|running| {
             let messages = running.messages.borrow();
@@ -529,7 +532,7 @@ impl Running {
         self.meddled = meddled;
     }
 
-    /// Writes a number to the track file; returns the error as text.
+    /// Writes a number to the track file. Returns the error as text, or `None` without an error.
     fn put(&self, value: i16) -> Option<String> {
         let path = &self.settings.track_file;
         make_directory_of(path);
@@ -656,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_directory_of_track_file_is_created() {
+    fn missing_directory_of_track_file_or_maintenance_file_is_created() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lvs/track");
         make_directory_of(&path);
@@ -667,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_without_vrrp_are_owned_by_the_dataplane() {
+    fn dataplane_may_own_addresses_without_vrrp() {
         assert!(Cluster::recall(None).may_own());
     }
 

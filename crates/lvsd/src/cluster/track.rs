@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn fitter_director_has_higher_track_number() {
+    fn track_number_is_lower_without_quorum_in_maintenance_without_peers_or_if_unready() {
         let standing = |ready, quorum, maintenance| {
             Fitness {
                 ready,

@@ -78,8 +78,8 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// Finds a service with several ports that would match the same packets, or for which lvsd
-    /// generates the same mark.
+    /// Finds an earlier service with several ports that would match the same packets, or for which
+    /// lvsd generates the same mark. `None` without such a service.
     fn overlap(&self, service: &Service) -> Option<Clash<P>> {
         let many = service.ports.as_ref()?;
         let beside = self.many.get(&(many.protocol, many.ip));
@@ -109,7 +109,8 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// Finds a service at the same address with another owner of the VIP.
+    /// Finds an earlier service at the same address with another owner of the VIP; `None` without
+    /// such a service, or if `vip` is `auto`.
     fn owner(&self, service: &Service) -> Option<Clash<P>> {
         let address = service.virtual_ip()?;
         if service.vip == VipMode::Auto {
@@ -216,8 +217,8 @@ pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)>
     })
 }
 
-/// The reason why the service `id` cannot use the server at `address` with `method`. `many_ports`:
-/// the service has several ports.
+/// The reason why the service `id` cannot use the server at `address` with `method`; `None` if it
+/// can. `many_ports`: the service has several ports.
 pub(crate) fn misfit(
     id: &ServiceId,
     many_ports: bool,

@@ -179,7 +179,7 @@ mod tests {
             ),
             (
                 "[[service.server]]\naddress = \"10.0.0.2\"\n",
-                "without a service above it",
+                "has no [[service]] above it",
             ),
         ] {
             let report = load(MAIN, &[("a.toml", PART), ("b.toml", part)]).unwrap_err();
@@ -187,7 +187,10 @@ mod tests {
                 report.contains(words) && report.contains("conf.d/b.toml"),
                 "{part}: {report}"
             );
-            assert!(!report.contains("a.toml"), "{part}: {report}");
+            assert!(
+                !report.contains("a.toml"),
+                "{part}: unexpected `a.toml` in {report}"
+            );
         }
         let twice = load(MAIN, &[("a.toml", PART), ("b.toml", PART)]).unwrap_err();
         assert!(
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_file_is_refused_at_the_size_limit() {
+    fn endless_configuration_file_is_refused_at_64_mib() {
         let error = super::read_bounded("/dev/zero".as_ref()).unwrap_err();
         assert_eq!(error.to_string(), "it is longer than 64 MiB");
         let error = Config::load("/dev/zero".as_ref()).unwrap_err();

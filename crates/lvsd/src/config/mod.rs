@@ -57,7 +57,7 @@ pub struct Config {
     pub files: Files,
     /// Settings of the daemon itself.
     pub daemon: Daemon,
-    /// Metrics, the API and the dashboard.
+    /// Settings of the metrics, the API and the dashboard.
     pub api: Api,
     /// Options of a dataplane that the daemon starts.
     pub dataplane: Dataplane,
@@ -67,9 +67,9 @@ pub struct Config {
     pub vrrp: Option<Vrrp>,
     /// Settings of DNS look-ups of servers.
     pub lookups: Lookups,
-    /// Settings of the etcd that directors share.
+    /// Settings of the etcd that directors share; `None` without `[cluster]`.
     pub cluster: Option<Cluster>,
-    /// The connection to Kubernetes.
+    /// The connection to Kubernetes; `None` without `[kubernetes]`.
     pub kubernetes: Option<kubernetes::Settings>,
     /// Settings of the announcement of addresses by routes.
     pub announce: Announce,
@@ -105,12 +105,12 @@ pub struct Discovery {
 pub struct Daemon {
     /// Whether lvsd also manages services that other programs added.
     pub adopt: bool,
-    /// Filter directives of the log.
+    /// Filter directives of the log; `None` for the default.
     pub log: Option<String>,
     /// Maximum percentage of all servers that a reload without `force` may remove; `None` for
     /// [`Self::MAX_REMOVE`].
     pub max_remove: Option<u8>,
-    /// Whether lvsd is sandboxed: `off` or `auto`.
+    /// Whether lvsd is sandboxed: `off` or `auto`; `None` for the default.
     pub confine: Option<String>,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
@@ -121,7 +121,7 @@ pub struct Daemon {
 /// Settings in `[api]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Api {
-    /// Addresses and ports for HTTP.
+    /// Addresses and ports at which lvsd serves HTTP.
     pub listen: Vec<SocketAddr>,
     /// Permitted values of `Host` in addition to the names of this host.
     pub allowed_hosts: Vec<String>,
@@ -163,21 +163,22 @@ pub struct Dataplane {
     pub options: Vec<String>,
     /// Whether the backend is `tun`, so that the host routes packets to the dataplane.
     pub is_routed: bool,
-    /// Path or abstract name of the dataplane's control socket.
+    /// Path or abstract name of the dataplane's control socket; `None` for the default.
     pub socket: Option<String>,
-    /// Group whose members have write access to the control sockets.
+    /// Group whose members have write access to the control sockets; `None` for no group.
     pub group: Option<String>,
-    /// Group whose members have read access to the control sockets.
+    /// Group whose members have read access to the control sockets; `None` for all users.
     pub readers: Option<String>,
-    /// The time without an answer after which the dataplane is killed and replaced.
+    /// The time without an answer after which the dataplane is killed and replaced; `None` for the
+    /// default.
     pub hang_limit: Option<Duration>,
     /// Whether the dataplane owns every VIP.
     pub own_vips: bool,
     /// Local addresses of full NAT and hairpin NAT; `None` keeps the dataplane's local addresses.
     pub local: Option<LocalPool>,
-    /// Peers with which the dataplane replicates connections.
+    /// Peers with which the dataplane replicates connections; `None` without `[sync.peers]`.
     pub peers: Option<Peers>,
-    /// Path of the dataplane's program.
+    /// Path of the dataplane's program; `None` to search for it.
     pub program: Option<String>,
 }
 
@@ -324,13 +325,13 @@ pub enum OnCheckFailure {
 pub struct Service {
     /// Number of the line in the file, from 1.
     pub line: usize,
-    /// Name in logs.
+    /// Name of the service in logs, metrics and the status.
     pub name: String,
     /// Identity of the service in the dataplane.
     pub id: ServiceId,
     /// Settings of the service in the dataplane.
     pub config: ServiceConfig,
-    /// Ports of a service with several ports, which its mark represents.
+    /// Ports of a service with several ports, which its mark represents; `None` for other services.
     pub ports: Option<ManyPorts>,
     /// The owner of the VIP.
     pub vip: VipMode,
@@ -355,9 +356,10 @@ pub struct Service {
     /// Percentage of servers that must be up; if fewer are up, all count as up (panic mode). 0
     /// disables this.
     pub min_share: u8,
-    /// Sorry server, which replaces the other servers below the quorum.
+    /// Sorry server, which replaces the other servers below the quorum; `None` if none is
+    /// configured.
     pub sorry: Option<Server>,
-    /// Source of further servers.
+    /// Source of further servers; `None` if none is configured.
     pub discovery: Option<Discovery>,
     /// Whether the dataplane may have further servers of the service, because DNS or etcd has not
     /// answered, or the pool does not exist in etcd. `false` until [`expand`](crate::expand) has
@@ -400,7 +402,7 @@ impl Service {
         self.id.address()
     }
 
-    /// Adds `by` to the line numbers.
+    /// Adds `by` to the line numbers of the service, of its servers and of `discover`.
     pub(crate) fn move_lines(&mut self, by: usize) {
         self.line += by;
         if let Some(discovery) = &mut self.discovery {

@@ -177,7 +177,7 @@ fn read(text: &str) -> Result<Vec<PortRange>, String> {
     }
 }
 
-/// Removes one port from a range.
+/// Returns the parts of a range that remain without `port`.
 fn without(range: PortRange, port: u16) -> Vec<PortRange> {
     let PortRange(first, last) = range;
     if !(first..=last).contains(&port) {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn port_ranges_are_sorted_and_invalid_ones_refused() {
+    fn port_ranges_are_sorted_and_invalid_port_ranges_are_refused() {
         for (text, written) in [
             ("192.0.2.10:8000-8999", "tcp 192.0.2.10:8000-8999"),
             ("192.0.2.10:443,80", "tcp 192.0.2.10:80,443"),
@@ -233,12 +233,15 @@ mod tests {
             let refused = ManyPorts::parse(text, Protocol::TCP)
                 .expect("the text has several ports")
                 .expect_err(text);
-            assert!(refused.contains(complaint), "{text}: {refused}");
+            assert!(
+                refused.contains(complaint),
+                "{text}: no {complaint:?} in {refused}"
+            );
         }
     }
 
     #[test]
-    fn mark_rule_excludes_ports_of_services_with_one_port() {
+    fn generated_mark_rule_excludes_ports_of_services_with_one_port() {
         let rule = |text: &str, apart: &[u16]| many(text).rule(apart).map(|rule| rule.to_string());
         let mark = many("192.0.2.10:80-90").mark();
         let expected =
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_ports_are_found() {
+    fn port_ranges_overlap_only_with_common_address_and_port() {
         for (a, b, overlap) in [
             ("192.0.2.10:80-90", "192.0.2.10:90-99", true),
             ("192.0.2.10:80-90", "192.0.2.10:91-99", false),

@@ -303,7 +303,7 @@ impl<'a> Reader<'a> {
         let server = service.get(&key("server")).map(Spanned::get_ref);
         if service.len() == 1 && matches!(server, Some(DeValue::Array(_))) {
             self.findings.push(
-                Diagnostic::error(found, "`[[service.server]]` without a service above it")
+                Diagnostic::error(found, "`[[service.server]]` has no [[service]] above it")
                     .help("a server belongs to the [[service]] before it: write [[service]] and its address first"),
             );
             table.remove(&name);
@@ -417,7 +417,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Adds the defaults that a service does not set.
+/// Adds the defaults that a service does not set, except those that do not fit it: flags of another
+/// scheduler, `vip` and `below_quorum` of a service with a mark, and a tunnel that no server uses.
 fn merge<'a>(
     service: &mut DeTable<'a>,
     defaults: &DeTable<'a>,
@@ -506,7 +507,7 @@ fn take_table<'a>(
     }
 }
 
-/// Extracts the accepted keys from serde's message about an unknown key.
+/// Extracts the accepted keys from serde's message about an unknown key; `None` for other messages.
 fn known_keys(message: &str) -> Option<Vec<&str>> {
     // The forms of serde's message: unknown field `x`, expected one of `a`, `b`; expected `a`;
     // there are no fields.
@@ -526,7 +527,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
             "a sequence" => "an array of tables or values",
             other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
         };
-        let finding = Diagnostic::error(span.clone(), "value of a wrong type")
+        let finding = Diagnostic::error(span.clone(), "the value has a wrong type")
             .label(format!("expected {expected}, found {}", plain(found)));
         let number = written.trim_matches(['"', '\'']);
         return if expected == "a whole number" && number.parse::<i64>().is_ok() {
@@ -562,7 +563,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     Diagnostic::error(span.clone(), one_line(message))
 }
 
-/// The value in an array of one item.
+/// The item of an array that has one item, which is no array and no table; `None` for other texts.
 fn only_item(array: &str) -> Option<&str> {
     let item = array.strip_prefix('[')?.strip_suffix(']')?.trim();
     let item = item.strip_suffix(',').unwrap_or(item).trim_end();

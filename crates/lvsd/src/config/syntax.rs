@@ -77,7 +77,7 @@ fn syntax(error: &Error, span: Range<usize>, end: usize) -> Diagnostic {
 }
 
 /// Finds a character that word processors substitute for an ASCII one, on the line of the error and
-/// outside of strings.
+/// outside of strings. `None` without such a character.
 fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     let before = text.get(..span.start)?;
     let start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -100,7 +100,8 @@ fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     )
 }
 
-/// Name of a character that word processors use instead of an ASCII one, and that ASCII character.
+/// Name of a character that word processors use instead of an ASCII one, and that ASCII character;
+/// `None` for other characters.
 const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
     Some(match c {
         '\u{201c}' | '\u{201d}' | '\u{201e}' | '\u{00ab}' | '\u{00bb}' => {
@@ -116,6 +117,7 @@ const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
 }
 
 /// Reports a `[[service.server]]` before the first `[[service]]`, which makes `service` a table.
+/// `None` if this is not the cause of the error.
 fn server_before_service(error: &Error, span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     let word = text.get(span.clone())?;
     if error.message() != "duplicate key" || word != "service" {
@@ -125,7 +127,7 @@ fn server_before_service(error: &Error, span: &Range<usize>, text: &str) -> Opti
     Some(
         Diagnostic::error(
             server..server + "[[service.server]]".len(),
-            "`[[service.server]]` without a service above it",
+            "`[[service.server]]` has no [[service]] above it",
         )
         .context(span.clone(), "the first service")
         .help("move it after the [[service]] to which it belongs"),

@@ -18,7 +18,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum size of keepalived's output in bytes.
 const PRINTED_MAX: u64 = 64 << 20;
 
-/// Finds a program in `PATH` or in the system directories.
+/// Finds a program in `PATH` or in the system directories; `None` if it is in none of them.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);

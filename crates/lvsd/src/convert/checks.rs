@@ -91,7 +91,7 @@ pub(super) fn is_known(name: &str) -> bool {
     KNOWN.iter().any(|(known, ..)| *known == name)
 }
 
-/// lvsd's name of a kind of check.
+/// lvsd's name of a kind of check; `None` if lvsd has no equivalent.
 pub(super) fn kind(name: &str) -> Option<&'static str> {
     let known = KNOWN.iter().find(|(known, ..)| *known == name);
     known.map(|(_, kind, _)| *kind)
@@ -108,7 +108,7 @@ pub(super) fn depth(check: &Check) -> u8 {
     }
 }
 
-/// A check that is `"none"`.
+/// The check `"none"`: lvsd does not check the server.
 pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
 }
@@ -185,7 +185,8 @@ pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     }
 }
 
-/// The setting of this name in a check, or in the innermost enclosing block.
+/// The setting of this name in a check or, if the check has none, in the innermost enclosing block
+/// that has it.
 fn setting<'a>(item: &'a Item, around: &[&'a Item], name: &str) -> Option<&'a Item> {
     item.find(name)
         .or_else(|| around.iter().find_map(|block| block.find(name)))
@@ -205,7 +206,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
             lost.push(item.lost_of(
                 name,
                 match item.name() {
-                    "nb_get_retry" => "keepalived ignores it here, too",
+                    "nb_get_retry" => "lvsd ignores it, as keepalived does here",
                     "warmup" => WARMUP,
                     "alpha" => "set `start_down` of the service",
                     "log_all_failures" => "`lvsd status` shows the last reason",
@@ -219,7 +220,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
     let own = own.or_else(|| host?.find("connect_port"));
     let own_port = own.and_then(|item| port(item.word(1)));
     if let Some(own) = own.filter(|_| own_port.is_none()) {
-        lost.push(own.lost_of(name, "not a port"));
+        lost.push(own.lost_of(name, "the value is not a port"));
     }
     match *kind {
         "ping" | "exec" => {}
@@ -355,7 +356,8 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     }
 }
 
-/// A keyword that changes the meaning of `regex` and has no equivalent in lvsd.
+/// A keyword that changes the meaning of `regex` and has no equivalent in lvsd; `None` if `url`
+/// contains none.
 fn changes_meaning(url: &Item) -> Option<String> {
     for word in ["regex_no_match", "regex_min_offset", "regex_max_offset"] {
         if url.find(word).is_some() {
@@ -368,7 +370,7 @@ fn changes_meaning(url: &Item) -> Option<String> {
     Some(format!("regex_options {other}"))
 }
 
-/// Converts the check of web pages.
+/// Converts a check of web pages (`HTTP_GET`, `SSL_GET`) to keys of `check`.
 fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
     let outer = setting(item, around, "virtualhost").map(|item| item.word(1).to_owned());
@@ -495,7 +497,8 @@ fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<Stri
     (written, host)
 }
 
-/// Converts status codes such as `200 301-302 4xx`.
+/// Converts status codes such as `200 301-302 4xx` to ranges, and reports invalid ones. `None` if
+/// none is valid.
 fn statuses(item: &Item, name: &str, lost: &mut Vec<String>) -> Option<String> {
     let code = |text: &str| {
         text.parse::<u16>()
@@ -550,7 +553,7 @@ fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     }
 }
 
-/// Converts a UDP check.
+/// Converts a `UDP_CHECK` to keys of `check`.
 fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     if let Some(payload) = item.find("payload") {
         match hex(&payload.rest(1)) {
@@ -590,6 +593,7 @@ fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
 }
 
 /// Parses hexadecimal bytes: `Ab12f 3 456` is AB 12 0F 03 45 06. `X` matches any half of a byte.
+/// `None` if another character occurs.
 fn hex(text: &str) -> Option<Vec<String>> {
     let mut bytes = Vec::new();
     for word in text.split_whitespace() {
@@ -611,7 +615,7 @@ fn hex(text: &str) -> Option<Vec<String>> {
     Some(bytes)
 }
 
-/// Converts a check script.
+/// Converts a check script (`MISC_CHECK`) to keys of `check`; an error if it has no usable command.
 fn program(
     item: &Item,
     context: &Context<'_>,
@@ -647,7 +651,7 @@ fn program(
             check.insert("user", quote(user));
         }
         None => lost.push(format!(
-            "{}: {name}: no `user`: it runs as nobody, not as keepalived_script or root; set `user` of the check",
+            "{}: {name}: no `user`: the program runs as nobody, not as keepalived_script or root; set `user` of the check",
             item.at()
         )),
     }
@@ -686,7 +690,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_line_is_split_like_a_shell() {
+    fn check_command_line_is_split_into_words_like_in_a_shell() {
         for (line, expected) in [
             ("/bin/x  a\tb", &["/bin/x", "a", "b"][..]),
             (
@@ -702,7 +706,7 @@ mod tests {
     }
 
     #[test]
-    fn hex_digits_are_split_into_bytes_like_keepalived() {
+    fn udp_payload_hex_digits_are_split_into_bytes_like_in_keepalived() {
         let bytes = hex("Ab12f 3 456 546443123").unwrap();
         assert_eq!(bytes.join(" "), "Ab 12 0f 03 45 06 54 64 43 12 03");
         assert_eq!(hex("22 xx X").unwrap().join(" "), "22 XX XX");

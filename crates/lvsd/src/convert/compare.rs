@@ -298,7 +298,7 @@ weight = 7
 ";
 
     #[test]
-    fn equal_configurations_have_no_difference() {
+    fn keepalived_dump_equal_to_converted_file_has_no_difference() {
         let compared = compare(TOML, PRINTED).unwrap();
         assert_eq!(compared.differences, [""; 0]);
         assert_eq!((compared.services, compared.servers), (1, 2));
@@ -328,7 +328,7 @@ weight = 7
     }
 
     #[test]
-    fn each_difference_from_keepalived_is_reported() {
+    fn each_difference_from_keepalived_and_failed_start_of_keepalived_are_reported() {
         for [ours, theirs, expected] in cases(
             r#"
                 WEIGHT = 7 E | WEIGHT = 8 E | server 10.0.0.1, weight: 7 in the result, 8

@@ -17,7 +17,7 @@ pub(super) struct TheirService {
     /// `None` for a service of which keepalived printed only the name.
     pub(super) scheduler: Option<String>,
     pub(super) persistence: u64,
-    /// Quorum and hysteresis; sums of weights.
+    /// Quorum and hysteresis, as sums of weights.
     pub(super) quorum: (u64, u64),
     pub(super) sorry: Option<IpAddr>,
     pub(super) servers: Vec<Server>,
@@ -28,14 +28,14 @@ pub(super) struct Server {
     pub(super) ip: Option<IpAddr>,
     pub(super) port: u16,
     pub(super) weight: u64,
-    /// `nat`, `dr`, `tun ipip`, `tun gue 6080 full`.
+    /// The forwarding method: `nat`, `dr`, `tun ipip`, `tun gue 6080 full`.
     pub(super) method: String,
     pub(super) checks: Vec<Check>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Check {
-    /// lvsd's name of the kind.
+    /// lvsd's name of the kind of check.
     pub(super) kind: String,
     pub(super) interval_ms: u64,
     pub(super) fall: u64,
@@ -60,7 +60,7 @@ fn message(line: &str) -> &str {
     }
 }
 
-/// Finds the value of `name` in `A = x, B = y`.
+/// Finds the value of `name` in `A = x, B = y`; `None` if the line does not contain it.
 fn value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     line.split(", ").find_map(|part| {
         let (key, value) = part.trim().split_once(" = ")?;
@@ -243,7 +243,7 @@ fn named_service(ip: IpAddr, port: u16, protocol: &str) -> String {
     format!("[{ip}]:{}:{port}", protocol.to_ascii_lowercase())
 }
 
-/// Parses a line about a virtual server.
+/// Stores the setting in a line about a virtual server in `one`. Other lines are ignored.
 fn service(line: &str, one: &mut Virtual) {
     if let Some(ip) = value(line, "VS VIP") {
         let port = value(line, "VPORT").and_then(|port| port.parse().ok());
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn dump_without_configuration_lists_services_of_messages() {
+    fn keepalived_dump_without_configuration_lists_services_named_in_messages() {
         let dump = read(
             "Fri Nov 27 08:55:06 2026: IPVS: Can't initialize ipvs: No such file or directory\n\
              Fri Nov 27 08:55:06 2026: Shutting down service [10.0.0.1]:tcp:80 from VS [192.0.2.1]:tcp:80\n\

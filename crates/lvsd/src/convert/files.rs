@@ -78,7 +78,8 @@ fn braces(pattern: &str) -> Result<Vec<String>, String> {
     Ok(done)
 }
 
-/// The text before the first braces, the alternatives in them, and the text after them.
+/// The text before the first braces, the alternatives in them, and the text after them; `None`
+/// without complete braces.
 fn first_braces(text: &str) -> Option<(&str, Vec<&str>, &str)> {
     let open = text.find('{')?;
     let mut depth = 0;
@@ -210,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pattern_matches_like_glob() {
+    fn include_pattern_matches_names_like_glob() {
         let is_match = |pattern: &str, name: &str| {
             let chars = |text: &str| text.chars().collect::<Vec<char>>();
             fits(&chars(pattern), &chars(name))
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn braces_are_expanded_to_all_alternatives() {
+    fn braces_of_include_pattern_are_expanded_and_too_many_alternatives_refused() {
         assert_eq!(
             braces("a{b,c{d,e},}f").unwrap(),
             ["abf", "acdf", "acef", "af"]
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_file_is_refused() {
+    fn file_longer_than_16_mib_is_refused_by_converter() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("long.conf");
         let file = std::fs::File::create(&path).unwrap();

@@ -72,7 +72,8 @@ impl Item {
         self.block.as_deref().unwrap_or_default()
     }
 
-    /// The last statement of this name in the block; keepalived uses the last one.
+    /// The last statement of this name in the block, which is the one that keepalived uses; `None`
+    /// without one.
     pub(super) fn find(&self, name: &str) -> Option<&Self> {
         self.items().iter().rev().find(|item| item.name() == name)
     }

@@ -61,12 +61,14 @@ impl Settings {
             "checkcount",
         ];
         if numbers.contains(&key) && number.is_none() {
-            lost.push(directive.lost("not a number above 0"));
+            lost.push(directive.lost("the value is not a number above 0"));
             return true;
         }
         let switch = ["quiescent", "cleanstop"].contains(&key);
         if switch && !yes(value) && !no(value) {
-            lost.push(directive.lost("neither yes nor no, and ldirectord refuses the file"));
+            lost.push(
+                directive.lost("the value is neither yes nor no, and ldirectord refuses the file"),
+            );
             return true;
         }
         match key {
@@ -125,7 +127,7 @@ pub(super) fn read(text: &str) -> Read {
             }
             (true, true, Some(service)) => service.line(key, value, &directive, &mut room),
             (true, _, _) => {
-                lost.push(directive.lost("no `virtual` precedes it in the first column"));
+                lost.push(directive.lost("no `virtual` in the first column precedes this line"));
             }
             (false, _, _) if is_virtual => {
                 services.push(Building::new(value, directive));
@@ -212,8 +214,10 @@ fn global(
         "maintenancedir" => {
             "lvsd ignores the files of that directory, and uses the servers that they disable: use `lvsadm maintenance`"
         }
-        "callback" | "execute" => "see `notify` in [lvsd]",
-        "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
+        "callback" | "execute" => "lvsd runs the program of `notify` in [lvsd] instead",
+        "fallbackcommand" => {
+            "lvsd runs only the program of `notify` in [lvsd], for all events of all services"
+        }
         "emailalert" | "emailalertfrom" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
         "real" | "real6" | "service" | "scheduler" | "protocol" | "checktype" | "request"
         | "receive" | "virtualhost" | "persistent" | "netmask" | "checkport" => {
@@ -250,7 +254,6 @@ struct Building {
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,
     one_packet: Option<Directive>,
-    /// Scheduler flags.
     flags: Vec<String>,
     flags_directive: Directive,
     bad: Option<&'static str>,
@@ -288,7 +291,7 @@ impl Building {
             new.port = number;
             new.service.addresses = vec![endpoint(ip, number)];
         } else {
-            new.bad = Some("names are not resolved; write address and port");
+            new.bad = Some("the value is not an address and a port (names are not resolved)");
         }
         new
     }
@@ -327,14 +330,14 @@ impl Building {
                     self.flags_directive = directive.clone();
                     return;
                 }
-                "not flags of a scheduler"
+                "the value is not a list of scheduler flags"
             }
             "persistent" => match digits(value).parse::<u64>() {
                 Ok(seconds) => {
                     self.persistent = Some(seconds);
                     return;
                 }
-                Err(_) => "not a number of seconds",
+                Err(_) => "the value is not a number of seconds",
             },
             "netmask" => {
                 self.netmask = Some((directive.clone(), value.to_owned()));
@@ -359,13 +362,13 @@ impl Building {
                     self.check_port = Some(port);
                     return;
                 }
-                _ => "not a port",
+                _ => "the value is not a port",
             },
             "ops" if yes(value) || no(value) => {
                 self.one_packet = yes(value).then(|| directive.clone());
                 return;
             }
-            "ops" => "neither yes nor no, and ldirectord refuses the file",
+            "ops" => "the value is neither yes nor no, and ldirectord refuses the file",
             "servicename" => {
                 self.service.string("name", quoted(value).unwrap_or(value));
                 return;
@@ -374,10 +377,12 @@ impl Building {
                 "lvsd has no check that logs in to a server"
             }
             "load" | "ignorecase" => "lvsd has no equivalent",
-            "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
+            "fallbackcommand" => {
+                "lvsd runs only the program of `notify` in [lvsd], for all events of all services"
+            }
             "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
             "comment" => "it is for e-mail, which lvsd does not send",
-            "monitorfile" => "`lvsd events` shows what happens",
+            "monitorfile" => "`lvsd events` shows the changes of servers",
             _ => match self.negotiation.take(key, value) {
                 Some(Ok(())) => return,
                 Some(Err(why)) => why,
@@ -548,7 +553,7 @@ impl Building {
         }
     }
 
-    /// Interval, timeout and number of failures of a kind of check.
+    /// Port, intervals, timeout, `rise` and `fall` of a check of this kind, as lvsd's keys.
     fn rhythm(&mut self, globals: &Settings, kind: &str) -> Check {
         let (own, all) = (&self.own, globals);
         let mut interval = all.interval.unwrap_or(10.0);
@@ -797,9 +802,9 @@ impl Building {
                     keys: Keys::from([("forward", quote(forward))]),
                 });
             }
-            None => self
-                .service
-                .lose(directive.lost("names are not resolved; write the address")),
+            None => self.service.lose(
+                directive.lost("the address or its port is not valid (names are not resolved)"),
+            ),
         }
     }
 }
@@ -845,7 +850,7 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, Option<String>) {
 }
 
 /// Splits `"request", "receive"` from the following text. Each part ends at the last quote that
-/// still leaves a pair.
+/// still leaves a pair. `None` if the text does not begin with such a pair.
 fn pair(text: &str) -> Option<((String, String), &str)> {
     let inner = text.strip_prefix('"')?;
     let ends = inner.rmatch_indices('"').map(|(end, _)| end);
@@ -861,6 +866,7 @@ fn pair(text: &str) -> Option<((String, String), &str)> {
 }
 
 /// Parses an address with or without a port: `192.0.2.1:80`, `[2001:db8::1]:http`, `192.0.2.1`.
+/// `None` for a name, or if the port is unknown.
 fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
         return Some((ip, None));
@@ -872,7 +878,7 @@ fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
 
 /// Expands `10.0.0.1->10.0.0.9:80`, and subtracts the number of addresses from `room`.
 fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), String> {
-    let names = || "names are not resolved; write addresses".to_owned();
+    let names = || "the address or its port is not valid (names are not resolved)".to_owned();
     let Some((first, last)) = text.split_once("->") else {
         let (ip, port) = address(text).ok_or_else(names)?;
         return Ok((vec![ip], port));

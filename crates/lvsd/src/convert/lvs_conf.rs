@@ -16,7 +16,7 @@ pub(super) fn read(text: &str) -> Read {
         let mut lose = |why: &str| lost.push(format!("line {number}: {shown}: {why}"));
         let Some((name, value)) = line.split_once('=') else {
             if !line.is_empty() {
-                lose("not NAME=VALUE");
+                lose("the line is not NAME=VALUE");
             }
             continue;
         };
@@ -26,12 +26,12 @@ pub(super) fn read(text: &str) -> Read {
                 "VS_NAT" => forward = "nat",
                 "VS_DR" => forward = "dr",
                 "VS_TUN" => forward = "tun",
-                _ => lose("expected VS_NAT, VS_DR or VS_TUN"),
+                _ => lose("the value is not VS_NAT, VS_DR or VS_TUN"),
             },
             // VIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110
             "VIP" => match words.iter().find_map(|word| word.parse().ok()) {
                 Some(vip) => vips.push(vip),
-                None => lose("names are not resolved; write the address"),
+                None => lose("the value contains no address (names are not resolved)"),
             },
             "SERVICE" => match service(&words, &vips) {
                 Ok(mut service) => {
@@ -81,11 +81,13 @@ pub(super) fn read(text: &str) -> Read {
 /// Converts the words of a service, such as `t telnet rr 192.168.1.11 192.168.1.12:telnet,3`.
 fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
     let [protocol, service_port, algorithm, servers @ ..] = words else {
-        return Err("expected a protocol, a port, a scheduler and servers".to_owned());
+        return Err(
+            "the value does not contain a protocol, a port, a scheduler and servers".to_owned(),
+        );
     };
     let port_number = port(service_port).ok_or_else(|| format!("{service_port} is not a port"))?;
     if vips.is_empty() {
-        return Err("no VIP precedes it".to_owned());
+        return Err("no line with VIP precedes this line".to_owned());
     }
     let mut service = Service {
         addresses: vips.iter().map(|vip| endpoint(*vip, port_number)).collect(),
@@ -113,7 +115,7 @@ fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
         let own_port = own.map_or(Some(port_number), port);
         let (Ok(ip), Some(number)) = (ip, own_port) else {
             service.lose(format!(
-                "server {word}: names are not resolved; write the address"
+                "server {word}: the address or its port is not valid (names are not resolved)"
             ));
             continue;
         };
@@ -127,7 +129,7 @@ fn service(words: &[&str], vips: &[IpAddr]) -> Result<Service, String> {
                 server.keys.insert("weight", weight.to_string());
             }
             Some(Err(_)) => server.lose(format!(
-                "weight {}: not a number",
+                "weight {}: the value is not a number",
                 quote(weight.unwrap_or_default())
             )),
         }

@@ -334,7 +334,8 @@ fn without_loops(services: &mut [Service]) {
 /// number.
 const TRIED_MAX: usize = 256;
 
-/// Removes services that lvsd still refuses.
+/// Removes services that lvsd refuses in spite of the previous steps, and adds the reasons to
+/// `lost`.
 fn without_refused(begin: &str, services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut all = begin.to_owned();
     for service in services.iter() {

@@ -49,7 +49,7 @@ const PORTS: [(&str, u16); 19] = [
     ("pgsql", 5432),
 ];
 
-/// The text of a value in double quotes.
+/// The text of a value in double quotes, or a value without any quotes.
 fn text(value: &str) -> Result<&str, &'static str> {
     let is_bare = || !value.contains(['"', '\'']);
     quoted(value)
@@ -99,14 +99,17 @@ impl Negotiation {
         }
     }
 
-    /// Port of the check for servers without a port.
+    /// Port at which ldirectord checks servers without a port: the default port of the check's
+    /// protocol. `port` is that of the virtual server, and 0 for a mark. `None` if the protocol has
+    /// no default port.
     pub(super) fn port(&self, port: u16) -> Option<u16> {
         let protocol = self.protocol(port);
         let found = PORTS.iter().find(|(name, _)| *name == protocol);
         found.map(|(_, port)| *port)
     }
 
-    /// Adds the protocol's request to `check`.
+    /// Adds the type and the request of the protocol to `check`, and returns it with the parts that
+    /// were not converted.
     ///
     /// # Errors
     /// lvsd has no equivalent; the text is the reason.
@@ -260,12 +263,13 @@ pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
     &rest[..end]
 }
 
-/// The first word of a value.
+/// The first word of a value, of letters, digits and underscores.
 pub(super) fn word(value: &str) -> &str {
     first(value, |c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The text between the first and the last double quote, without escapes.
+/// The text between the double quote at the beginning and the last one, without escapes; `None`
+/// without these quotes.
 pub(super) fn quoted(value: &str) -> Option<&str> {
     let inner = value.strip_prefix('"')?;
     inner.rfind('"').map(|end| &inner[..end])

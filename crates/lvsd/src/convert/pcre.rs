@@ -131,8 +131,9 @@ impl Reader<'_> {
         Some(counts)
     }
 
-    /// Translates an assertion of the end of the text. Before a final newline, the crate's
-    /// expression must consume it.
+    /// Translates an assertion of the end of the text, which PCRE also finds before a final
+    /// newline. The crate's expression consumes this newline, so that a text after the assertion is
+    /// refused.
     fn end(&mut self, sign: &str) -> Result<(), Why> {
         match self.rest.peek() {
             None | Some(')' | '|') => {
@@ -182,7 +183,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads an escape sequence of one byte.
+    /// Reads the rest of an escape sequence that begins with `c`, and returns the byte that it
+    /// stands for. Refuses sequences without an equivalent.
     fn code(&mut self, c: char) -> Result<u8, Why> {
         Ok(match c {
             'n' => b'\n',
@@ -327,7 +329,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads the next member of a class. Each byte of a character above ASCII is a member.
+    /// Reads the next member of a class. If it is a character above ASCII, appends all of its bytes
+    /// to `class` as members, and returns `None`.
     fn members(&mut self, class: &mut String) -> Result<Option<Member>, Why> {
         let c = self.rest.next().ok_or("a character class is not closed")?;
         Ok(Some(match c {
@@ -464,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn pcre_expression_without_counterpart_is_refused() {
+    fn pcre_expression_that_is_invalid_or_has_no_counterpart_is_refused() {
         for (pcre, why) in [
             ("a++b", "possessive repetition `++`"),
             ("a*+", "possessive"),
@@ -505,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn pcre_expression_with_the_same_meaning_in_lvsd_is_unchanged() {
+    fn pcre_expression_with_same_meaning_in_lvsd_is_unchanged_except_for_added_flags() {
         for regex in [
             "Welcome",
             "^HTTP/1",

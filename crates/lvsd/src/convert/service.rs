@@ -38,7 +38,7 @@ pub(super) struct Quorum {
 
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
-    /// File, line and keyword.
+    /// File, line and keyword of the sorry server.
     pub(super) origin: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
@@ -158,7 +158,7 @@ impl Service {
         self.lost.extend(other.lost);
     }
 
-    /// The port of all addresses, if it is the same.
+    /// The port of all addresses; `None` if their ports differ, or if they have port 0.
     fn only_port(&self) -> Option<u16> {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied();
@@ -357,8 +357,8 @@ pub(super) struct Needed {
     pub(super) within: bool,
 }
 
-/// Number of servers with these weights that reach a quorum; if it depends on the servers, the
-/// smallest.
+/// The numbers of servers with these weights at which a quorum is reached and lost. If a number
+/// depends on which servers are usable, it is the smallest.
 pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -> Needed {
     let mut weights: Vec<u64> = weights
         .iter()
@@ -476,7 +476,8 @@ pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
         .ok_or_else(|| format!("scheduler {word}: unknown scheduler; wlc is used"))
 }
 
-/// Parses a port number, or a service name that is common in such files.
+/// Parses a port number, a service name that is common in such files, or a name in `/etc/services`.
+/// `None` for other texts.
 pub(super) fn port(word: &str) -> Option<u16> {
     if let Ok(port) = word.parse() {
         return Some(port);

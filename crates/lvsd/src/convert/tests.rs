@@ -61,7 +61,7 @@ virtual_server fwmark 7
 /// With direct routing, ldirectord checks the real server's port, to which no packets are
 /// forwarded.
 #[test]
-fn port_ignored_by_direct_routing_is_checked() {
+fn ldirectord_port_ignored_by_direct_routing_is_kept_for_check() {
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.2:8080 gate\n\treal=10.0.0.3:80 gate\n\tservice=http\n";
     let done = convert(SourceFormat::Ldirectord, "x", text, &OPTIONS).unwrap();
     let (config, _) = Config::from_toml("x", &done.toml).unwrap();
@@ -73,7 +73,7 @@ fn port_ignored_by_direct_routing_is_checked() {
 }
 
 #[test]
-fn macros_are_expanded_in_any_order() {
+fn keepalived_macros_with_common_prefix_or_nested_macros_are_expanded() {
     // Repetitions detect a dependence on the random order of a map.
     for _ in 0..32 {
         let (_, config) = converted(
@@ -96,7 +96,7 @@ fn macros_are_expanded_in_any_order() {
 }
 
 #[test]
-fn macros_with_several_words_and_blocks_are_expanded() {
+fn keepalived_macros_with_several_words_and_blocks_are_expanded() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$VS=192.0.2.1 80\n$CHECK=TCP_CHECK { connect_timeout 3 }\n$SERVER=10.0.0.1 8080\n\
@@ -114,7 +114,7 @@ fn macros_with_several_words_and_blocks_are_expanded() {
 
 /// In keepalived 2.2.7, a comma or parenthesis ends a macro name, as in `$FIRST,$LAST`.
 #[test]
-fn macros_as_bounds_of_a_sequence_are_expanded() {
+fn keepalived_macros_in_sequences_and_lists_are_expanded() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "$RS= \\\n real_server 10.0.0.$HOST 80 { \\\n }\n$FIRST=3\n$LAST=5\n\
@@ -131,7 +131,7 @@ fn macros_as_bounds_of_a_sequence_are_expanded() {
 
 #[test]
 #[ignore = "long"]
-fn groups_of_a_file_share_one_limit_of_addresses() {
+fn keepalived_groups_of_a_file_share_one_limit_of_addresses_and_servers() {
     let group = "virtual_server_group g {\n 2001:db8::1-ffff 80\n fwmark 7\n}\n";
     let server = "virtual_server group g {\n protocol TCP\n real_server 2001:db8:1::1 80 {\n }\n}\n\
                       virtual_server group g {\n protocol UDP\n real_server 2001:db8:1::1 80 {\n }\n}\n";
@@ -152,7 +152,7 @@ fn groups_of_a_file_share_one_limit_of_addresses() {
 
 #[test]
 #[ignore = "long"]
-fn macros_above_limits_are_refused() {
+fn keepalived_line_with_endless_macro_is_omitted_and_expansion_above_16_mib_is_refused() {
     let server = "virtual_server 192.0.2.1 80 {\n real_server 10.0.0.1 80 {\n }\n}\n";
     let lost = |macros: &str| {
         let text = format!("{macros}\n{server}");
@@ -190,7 +190,7 @@ fn macros_above_limits_are_refused() {
 }
 
 #[test]
-fn ranges_of_a_file_share_one_limit_of_addresses() {
+fn ldirectord_ranges_of_a_file_share_one_limit_of_65536_addresses() {
     let service = |n: u32| {
         format!(
             "virtual=192.0.2.{n}:80\n real=10.{n}.0.0->10.{n}.127.255:80 gate\n real=10.{n}.200.1:80 gate\n"
@@ -207,7 +207,7 @@ fn ranges_of_a_file_share_one_limit_of_addresses() {
 }
 
 #[test]
-fn keepalived_file_is_converted() {
+fn keepalived_file_is_converted_losses_are_reported_and_vrrp_is_kept_in_rest() {
     let (done, config) = converted(SourceFormat::Keepalived, KEEPALIVED);
     assert_eq!(config.services.len(), 4 + 1);
     let web = &config.services[0];
@@ -225,7 +225,7 @@ fn keepalived_file_is_converted() {
     assert_eq!(
         web.vip,
         crate::config::VipMode::Host,
-        "the VIP is not left to VRRP"
+        "`vip` is not \"host\", although VRRP owns the address"
     );
     assert!(
         done.lost.iter().any(|lost| lost.contains("HTTP_GET")),
@@ -253,7 +253,7 @@ fn checks(config: &Config) -> Vec<String> {
 }
 
 #[test]
-fn each_check_of_keepalived_is_converted() {
+fn each_check_of_keepalived_is_converted_or_reported() {
     let server = |n: u8, check: &str| format!("real_server 10.0.0.{n} 80 {{ {check} }}\n");
     let all: Vec<[&str; 3]> = cases(
         r#"
@@ -264,7 +264,7 @@ fn each_check_of_keepalived_is_converted() {
             DNS_CHECK { type soa ; name example.org ; } | dns dns at 10.0.0.5:80 |
             UDP_CHECK { payload "00 ff" ; require_reply ; } | udp udp 10.0.0.6:80 |
             PING_CHECK { retry 2 } | ping ping 10.0.0.7 |
-            MISC_CHECK { misc_path "/bin/check 'a b' c" ; misc_dynamic ; misc_timeout 3 } | exec /bin/check about 10.0.0.8:80 |
+            MISC_CHECK { misc_path "/bin/check 'a b' c" ; misc_dynamic ; misc_timeout 3 } | exec /bin/check for 10.0.0.8:80 |
             MISC_CHECK { misc_path check ; } | none | MISC_CHECK: `check` is not a complete path: the server is not checked
             BFD_CHECK { name x } | none | BFD_CHECK: the server is not checked
             HTTP_GET { url { path no-slash ; } } | http http://10.0.0.11:80 | path no-slash: lvsd requests /no-slash
@@ -297,7 +297,7 @@ fn each_check_of_keepalived_is_converted() {
 }
 
 #[test]
-fn each_check_of_ldirectord_is_converted() {
+fn each_check_of_ldirectord_is_converted_or_reported() {
     let service = |n: usize, lines: &str| {
         format!("virtual=192.0.2.{n}:80\n\treal=10.0.0.{n}:80 masq\n\t{lines}\n")
     };
@@ -309,7 +309,7 @@ fn each_check_of_ldirectord_is_converted() {
             service=https ; checkport=443 | https https://10.0.0.4:443
             service=smtp ; checkport=25 | smtp smtp at 10.0.0.5:25
             protocol=udp ; service=dns ; request="x.example" ; receive="10.1.1.1" | dns dns at 10.0.0.6:80
-            checktype=external ; checkcommand="/bin/check" | exec /bin/check about 10.0.0.7:80
+            checktype=external ; checkcommand="/bin/check" | exec /bin/check for 10.0.0.7:80
             checktype=3 ; service=http | http http://10.0.0.8:80
             service=mysql ; login="x" | tcp 10.0.0.9:80
             checktype=external-perl ; checkcommand="/bin/check" | none
@@ -362,7 +362,7 @@ fn ldirectord_file_is_converted() {
 }
 
 #[test]
-fn lvs_conf_file_is_converted() {
+fn lvs_conf_file_is_converted_and_dip_is_reported() {
     let text = "#lvs_nat.conf\nLVS_TYPE=VS_NAT\nINITIAL_STATE=on\nVIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110\n\
              DIP=eth0 192.168.1.9 192.168.1.0 255.255.255.0 192.168.1.255\n\
              SERVICE=t telnet rr 10.1.1.2:telnet 10.1.1.3\nSERVICE=u 53 wlc 10.1.1.2:53,3\n";
@@ -377,7 +377,7 @@ fn lvs_conf_file_is_converted() {
 }
 
 #[test]
-fn services_with_one_address_are_joined_and_forwarding_loops_omitted() {
+fn services_of_same_address_are_joined_for_keepalived_only_and_loops_are_omitted() {
     let text = "virtual_server 192.0.2.1 80 { protocol TCP\n real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, &text.repeat(2));
     assert_eq!(
@@ -459,7 +459,7 @@ fn keepalived_defaults_are_converted() {
 }
 
 #[test]
-fn nested_quotes_are_passed_to_the_command() {
+fn keepalived_misc_path_with_nested_quotes_is_split_into_command_words() {
     let (done, _) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n MISC_CHECK {\n \
@@ -474,7 +474,7 @@ fn nested_quotes_are_passed_to_the_command() {
 }
 
 #[test]
-fn settings_of_outer_blocks_are_the_defaults_of_checks() {
+fn keepalived_settings_of_outer_blocks_are_defaults_of_checks() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n delay_loop 20\n protocol TCP\n retry 3\n connect_timeout 9\n \
@@ -501,7 +501,7 @@ fn settings_of_outer_blocks_are_the_defaults_of_checks() {
 }
 
 #[test]
-fn most_specific_of_several_checks_is_kept() {
+fn most_specific_of_several_keepalived_checks_is_kept_and_other_checks_are_reported() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n PING_CHECK {\n }\n \
@@ -518,7 +518,7 @@ fn most_specific_of_several_checks_is_kept() {
 }
 
 #[test]
-fn timeout_above_the_interval_is_kept() {
+fn check_timeout_above_interval_is_converted_unchanged() {
     for (kind, text) in [
         (
             SourceFormat::Ldirectord,
@@ -538,7 +538,7 @@ fn timeout_above_the_interval_is_kept() {
 }
 
 #[test]
-fn ranges_and_networks_of_a_group_are_expanded() {
+fn keepalived_group_ranges_are_expanded_and_invalid_or_too_large_ranges_reported() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server_group g {\n 192.0.2.8/30 80\n 192.0.3.254-192.0.4.1 80\n 192.0.5.1-2 80\n \
@@ -605,7 +605,7 @@ fn ldirectord_defaults_are_converted() {
 
 /// A server of a mark service has no port, so that it may be any service at its address.
 #[test]
-fn forwarding_loops_through_a_mark_are_omitted() {
+fn server_of_mark_service_that_would_loop_is_omitted_and_reported() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n\
@@ -619,7 +619,7 @@ fn forwarding_loops_through_a_mark_are_omitted() {
 }
 
 #[test]
-fn empty_conversion_reports_the_reason() {
+fn conversion_without_any_service_is_refused_with_the_reasons() {
     let refused = |text: &str| convert(SourceFormat::Keepalived, "x", text, &OPTIONS).unwrap_err();
     assert_eq!(
         refused("vrrp_instance a {\n}\n"),
@@ -672,7 +672,7 @@ fn service_that_lvsd_refuses_is_omitted_and_reported() {
 }
 
 #[test]
-fn long_word_is_truncated_in_messages() {
+fn long_word_is_truncated_in_messages_of_conversion() {
     let word = "x".repeat(1 << 20);
     let text = format!(
         "{word} {word}\nvirtual_server 192.0.2.1 80 {{\n protocol TCP\n lb_algo {word}\n {word}\n \
@@ -684,7 +684,7 @@ fn long_word_is_truncated_in_messages() {
 }
 
 #[test]
-fn quorum_of_servers_equals_quorum_of_weights() {
+fn quorum_of_weights_is_converted_to_number_of_servers_and_marked_if_inexact() {
     use super::service::servers_of_quorum;
     let needed = |weights: &[u64], quorum, hysteresis| {
         let needed = servers_of_quorum(weights, quorum, hysteresis);
@@ -719,7 +719,7 @@ fn format_of_file_is_detected_by_name_or_text() {
 proptest! {
     /// The result is always TOML that lvsd parses.
     #[test]
-    fn converter_does_not_panic_on_any_text(
+    fn converter_yields_valid_configuration_or_refusal_for_any_text(
         words in proptest::collection::vec(
             prop_oneof![
                 "[a-z0-9.:{}=,!#\"\n\\-> \t]{0,12}",
@@ -792,7 +792,7 @@ fn service_of_keepalived(check: &str) -> String {
 }
 
 #[test]
-fn ldirectord_check_with_two_bad_words_keeps_the_others() {
+fn ldirectord_check_with_two_invalid_values_keeps_the_valid_values() {
     let text = "virtual = 192.0.2.10:80\n real = 10.0.0.1:80 masq\n service = http\n request = \"/a b\"\n receive = \"(\"\n virtualhost = \"no host\"\n";
     let (done, config) = converted(SourceFormat::Ldirectord, text);
     assert_eq!(
@@ -824,7 +824,7 @@ fn ldirectord_invalid_netmask_is_reported_and_the_service_is_converted() {
 }
 
 #[test]
-fn servers_on_loopback_are_reported_as_unreachable() {
+fn loopback_servers_are_reported_and_loopback_sorry_server_is_omitted() {
     let keepalived = "virtual_server 192.0.2.10 80 { protocol TCP\n lvs_method NAT\n sorry_server 127.0.0.1 8080\n real_server 127.0.0.1 80 { }\n }\n";
     let ldirectord = "virtual = 192.0.2.10:80\n real = 127.0.0.1:80 masq\n fallback = 127.0.0.1:8080 masq\n checktype = off\n";
     for (kind, text) in [
@@ -845,7 +845,7 @@ fn servers_on_loopback_are_reported_as_unreachable() {
 /// The expected includes are those of keepalived 2.2.7: macros in the path, macros for the whole
 /// line, and lists.
 #[test]
-fn keepalived_include_by_macros_is_read() {
+fn keepalived_include_by_macro_or_list_is_read_unless_quoted() {
     let service = |port: u16| {
         format!(
             "virtual_server 192.0.2.10 {port} {{ protocol TCP\n lvs_method NAT\n real_server 10.0.0.1 {port} {{ }}\n }}\n"
@@ -888,7 +888,7 @@ fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
 
 /// The expected values are those of keepalived 2.2.7.
 #[test]
-fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
+fn number_invalid_for_keepalived_is_reported_and_converted_to_value_that_keepalived_uses() {
     let text = "virtual_server 192.0.2.1 80 {\nprotocol TCP\ndelay_loop 5\ndelay_loop 0\nretry 3\nretry 0\n\
                 connect_timeout abc\npersistence_timeout 30\npersistence_timeout 90000000\n\
                 real_server 10.0.0.1 80 {\nweight 3x\ndelay_loop -4\nTCP_CHECK {\nretry -2\n}\n}\n\
@@ -936,7 +936,7 @@ fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
 }
 
 #[test]
-fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
+fn flag_of_another_scheduler_is_omitted_and_reported() {
     for [text, flags, named] in cases(
         r#"
             lvs_sched twos ; sh-port ; flag-1 | ["flag-1"] | sh-port
@@ -975,7 +975,7 @@ fn flag_of_another_scheduler_is_reported_and_the_service_is_converted() {
 
 /// The expected tunnels are those of keepalived 2.2.7.
 #[test]
-fn outer_block_replaces_tunnel_that_keepalived_refuses() {
+fn tunnel_that_keepalived_refuses_is_reported_and_outer_tunnel_or_ipip_applies() {
     let gue = "TUN type gue port 6080";
     for (outer, own, expected) in [
         ("TUN type gue", "", "tunnel"),
@@ -1009,7 +1009,7 @@ fn outer_block_replaces_tunnel_that_keepalived_refuses() {
 
 /// The expected address families are those of keepalived 2.2.7.
 #[test]
-fn mark_service_has_the_family_of_its_persistence_granularity() {
+fn keepalived_mark_service_gets_family_of_first_ip_family_or_granularity_setting() {
     for (settings, six) in [
         ("persistence_granularity 64", true),
         ("persistence_granularity 24", true),
@@ -1026,7 +1026,7 @@ fn mark_service_has_the_family_of_its_persistence_granularity() {
 }
 
 #[test]
-fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
+fn second_setting_on_a_keepalived_line_is_reported_and_vrrp_line_is_kept_in_rest() {
     let text = "vrrp_instance A { track_script { chk weight 5\n} } virtual_server 192.0.2.1 80 { protocol TCP\n\
                 real_server 10.0.0.1 80 { weight 7 inhibit_on_failure\nTCP_CHECK { connect_port 81 retry 4 } } }\n";
     let (done, _) = converted(SourceFormat::Keepalived, text);
@@ -1048,7 +1048,7 @@ fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
 }
 
 #[test]
-fn keepalived_check_without_equivalent_is_reported() {
+fn keepalived_check_without_equivalent_is_reported_if_server_has_another_check() {
     for checks in [
         "BFD_CHECK {\nname b\n}\nPING_CHECK {\n}",
         "PING_CHECK {\n}\nFILE_CHECK {\n}",
@@ -1066,7 +1066,7 @@ fn keepalived_check_without_equivalent_is_reported() {
 
 /// The expected ports are those of ldirectord 1.186.
 #[test]
-fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
+fn ldirectord_server_without_port_is_checked_at_default_port_of_service_kind() {
     for [target, lines, expected, named] in cases(
         r#"
             192.0.2.1:8080 | service=http | port = 80 | 0
@@ -1097,7 +1097,7 @@ fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
 }
 
 #[test]
-fn program_of_ldirectord_gets_the_configured_port() {
+fn check_command_of_ldirectord_gets_the_configured_port_of_server() {
     let text = "virtual=192.0.2.1:80\n\tchecktype=external\n\tcheckcommand=/bin/c\n\
                 \treal=10.0.0.1 gate\n\treal=10.0.0.2:81 masq\n\treal=10.0.0.3:82 gate\n";
     let (done, _) = converted(SourceFormat::Ldirectord, text);
@@ -1115,7 +1115,7 @@ fn program_of_ldirectord_gets_the_configured_port() {
 
 /// keepalived 2.2.7 uses only the first group of a name.
 #[test]
-fn first_group_of_a_name_is_used_and_others_are_reported() {
+fn first_keepalived_group_of_a_name_is_used_and_other_groups_are_reported() {
     let text = "virtual_server group D {\nprotocol TCP\nreal_server 10.0.0.1 80 {\n}\n}\n\
                 virtual_server_group D {\n192.0.2.1 80\n}\nvirtual_server_group D {\n192.0.2.2 80\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, text);

@@ -6,9 +6,9 @@ pub(super) const BANG: char = '\u{F8F1}';
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Word {
-    /// Text without quotes.
+    /// The word without quotes.
     pub(super) text: String,
-    /// Text as in keepalived's file.
+    /// The word as in keepalived's file, with its quotes.
     pub(super) raw: String,
     pub(super) quoted: bool,
 }
@@ -90,7 +90,7 @@ pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     (all, false)
 }
 
-/// Position of the closing quote.
+/// Position of the closing quote, which no backslash precedes; `None` if the quote is not closed.
 fn closing(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {
@@ -191,7 +191,7 @@ mod tests {
 
     /// The expected words are those of keepalived 2.2.7.
     #[test]
-    fn line_is_split_like_keepalived() {
+    fn line_is_split_into_words_like_in_keepalived() {
         for (line, expected) in [
             ("weight 8}", &["weight", "8", "}"][..]),
             (
@@ -218,7 +218,7 @@ mod tests {
 
     /// The expected characters are those of keepalived 2.2.7.
     #[test]
-    fn escapes_match_keepalived() {
+    fn escapes_and_quotes_are_resolved_like_in_keepalived() {
         for (text, expected) in [
             (
                 "\"a\\.b\\d+ \\\\. \\\"x\\\" 'q'\"",

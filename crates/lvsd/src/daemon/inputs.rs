@@ -73,7 +73,7 @@ pub(super) enum Observation {
 }
 
 impl Suspicion {
-    /// The cause with its fix.
+    /// The reason why the server is suspicious, with its fix.
     pub(super) fn reason(&self, (service, server): &Key) -> Reason {
         let (attempts, forwarding) = match &self.observed {
             Observation::Clients(attempts, forwarding) => (*attempts, *forwarding),
@@ -103,7 +103,7 @@ pub(super) struct Observed {
     pub(super) last_answer: LastAnswer,
     /// The process id of the dataplane and whether it answers.
     pub(super) contact: (Option<u32>, bool),
-    /// The counters of the proxy in this process.
+    /// The counters of the proxy in this process; `None` before the first proxied service.
     pub(super) proxy: Option<proxy::Counts>,
 }
 
@@ -300,7 +300,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed > 0 {
             let left = counted(found.unnamed, "service");
             line.push_str(&format!(
-                ", {left} unchanged until etcd and Kubernetes have answered"
+                ", {left} left unchanged in the dataplane until all configured sources have answered"
             ));
         }
         if refused > 0 {

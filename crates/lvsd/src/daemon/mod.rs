@@ -80,26 +80,28 @@ pub struct Options {
     pub attach: bool,
     /// The result of reading the configuration file at start.
     pub loaded: LoadStatus,
-    /// The path of the last good configuration.
+    /// The path of the last good configuration; `None` if it is not stored.
     pub last_good: Option<PathBuf>,
     /// The connection to the service manager.
     pub notify: Notify,
-    /// The path of the file with the administrative states of servers.
+    /// The path of the file with the administrative states of servers; `None` if they are not
+    /// stored.
     pub admin: Option<PathBuf>,
-    /// The requests over the control socket.
+    /// The requests of clients over the control socket and over HTTP; `None` without such clients.
     pub requests: Option<mpsc::Receiver<Request>>,
     /// The stream of events.
     pub events: Events,
     /// The daemon's counters.
     pub counters: Arc<Counters>,
-    /// Publishes `[api]` settings to the HTTP server.
+    /// The channel that sends `[api]` settings to the HTTP server; `None` without an HTTP server.
     pub api: Option<watch::Sender<config::Api>>,
     /// The runtime of the health checks: a separate thread, so that nothing delays them. `None`
     /// runs the checks in the main loop's thread.
     pub checks: Option<Handle>,
-    /// The paths and connections for VRRP, announcements and maintenance.
+    /// The paths and connections for VRRP, announcements and maintenance; `None` disables all of
+    /// them.
     pub cluster: Option<cluster::ClusterPaths>,
-    /// The path of the stored answers of DNS, etcd and Kubernetes.
+    /// The path of the stored answers of DNS, etcd and Kubernetes; `None` if they are not stored.
     pub sources: Option<PathBuf>,
     /// The heartbeat of the main loop, renewed in each iteration.
     pub turns: Pulse,
@@ -373,8 +375,8 @@ impl<P: Prober> Daemon<P> {
         self.next = Instant::now();
     }
 
-    /// Makes one step towards the desired state. Returns `None` if the daemon must exit while the
-    /// dataplane processes a request.
+    /// Makes one step towards the desired state, and handles inputs in the meantime. Returns `None`
+    /// if the daemon must exit while the dataplane processes a request.
     async fn step(
         &mut self,
         link: Box<Links>,
@@ -508,8 +510,9 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Reports that the daemon exits. Logs the consequences for the dataplane and for proxied
-    /// connections.
+    /// Reports that the daemon exits, and logs the consequences for the dataplane and for proxied
+    /// connections. With `all`, also marks this director as unfit in the track file, and removes
+    /// the last good configuration.
     fn farewell(&self, all: bool, proxied: usize) {
         self.reporter.stopping();
         if all {
@@ -520,10 +523,12 @@ impl<P: Prober> Daemon<P> {
         }
         if proxied > 0 {
             let connections = counted(proxied, "proxied connection");
-            tracing::warn!("stopping; this closes {connections}");
+            tracing::warn!("lvsd is stopping; this closes {connections}");
         }
         if !all && self.inputs.expanded.needs_dataplane() {
-            tracing::info!("stopping; the dataplane keeps forwarding (`lvsd stop --all` ends it)");
+            tracing::info!(
+                "lvsd is stopping; the dataplane keeps forwarding (`lvsd stop --all` ends the dataplane)"
+            );
         }
     }
 

@@ -101,7 +101,7 @@ impl Policy {
         self.decisions.get(id).copied().unwrap_or_default()
     }
 
-    /// Whether all services have their quorum.
+    /// Whether all services that lvsd has decided about have their quorum.
     pub(super) fn has_quorum(&self) -> bool {
         self.decisions.values().all(|decision| decision.quorum)
     }

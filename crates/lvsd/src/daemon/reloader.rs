@@ -62,11 +62,11 @@ struct Standing {
 pub(super) struct Reloader {
     /// The path of the configuration.
     pub(super) path: PathBuf,
-    /// The path of the copy of the last good configuration.
+    /// The path of the copy of the last good configuration; `None` if it is not stored.
     pub(super) last_good: Option<PathBuf>,
-    /// The read that is in progress.
+    /// The read that is in progress, if any.
     reading: Option<Reading>,
-    /// The read that starts when the present one is done.
+    /// The read that starts when the present one is done, if any.
     again: Option<Reading>,
     done: (mpsc::Sender<Box<Done>>, mpsc::Receiver<Box<Done>>),
     /// Whether the next file may remove any number of servers.
@@ -80,7 +80,8 @@ pub(super) struct Reloader {
     /// The number of servers of each service at the last load. While the source of a service has
     /// not answered, its earlier number stays.
     standing: HashMap<ServiceId, Standing>,
-    /// The reason why the answers of the sources were refused as a whole.
+    /// The reason why the answers of the sources were refused as a whole; `None` if they are in
+    /// force.
     pub(super) held_back: Option<String>,
     /// The result of the last read of the file.
     status: LoadStatus,
@@ -119,7 +120,7 @@ impl Reloader {
         status
     }
 
-    /// Waits for the next result.
+    /// Waits for the result of the read that is in progress.
     pub(super) async fn done(&mut self) -> Option<Box<Done>> {
         self.done.1.recv().await
     }
@@ -202,14 +203,15 @@ impl Reloader {
 }
 
 impl<P: Prober> Daemon<P> {
-    /// Starts a reload of the file.
+    /// Starts a reload of the file, after a read that is in progress.
     pub(super) fn reload(&mut self, forced: bool) {
         self.reloader.forced |= forced;
         self.reporter.reloading();
         self.read(Reading::File);
     }
 
-    /// Starts to read the answers of the sources, if they have changed.
+    /// Starts to read the answers of the sources if they have changed. If a read is in progress,
+    /// requests another one after it.
     pub(super) fn take_sources(&mut self) {
         let reloader = &self.reloader;
         if reloader.reading.is_some() || self.inputs.sources.gathered() != reloader.gathered {
@@ -246,7 +248,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Loads the answers of the sources with the file in force.
+    /// Loads the answers of the sources with the file in force, or refuses them if they remove too
+    /// many servers.
     fn take_expanded(&mut self, read: Read, link: &Links) {
         let expanded = read.expanded;
         let in_force = &mut self.inputs.expanded;
@@ -280,7 +283,8 @@ impl<P: Prober> Daemon<P> {
         self.goal_changed();
     }
 
-    /// Loads a file that was read; false if it is refused.
+    /// Loads or refuses a file that was read, and reports the result as an event, in the counters
+    /// and in the status. Returns whether the file was loaded.
     fn take_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> bool {
         let message = self.load_file(file, link);
         let ok = message.is_ok();
@@ -300,7 +304,8 @@ impl<P: Prober> Daemon<P> {
         ok
     }
 
-    /// Loads a file that was read, and returns the result as text.
+    /// Loads a file that was read, and stores it as the last good configuration. Returns the result
+    /// as text; an error if the file is refused.
     fn load_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> Result<String, String> {
         let path = self.reloader.path.display().to_string();
         let who = self.reloader.who.take();
@@ -473,7 +478,7 @@ pub fn plan(
     if let Some(proxied) = proxied {
         let services = counted(proxied.desired.services.len(), "proxied service");
         planned.not_compared = Some(format!(
-            "{services} not compared: `lvsd status` shows the present ones"
+            "{services} not compared: `lvsd status` shows the present state of proxied services"
         ));
     }
     Ok(planned)
@@ -590,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_of_servers_is_accepted_from_kubernetes_and_refused_from_the_file() {
+    fn loss_of_most_servers_is_accepted_from_kubernetes_and_refused_from_file() {
         let file = |own| format!("{KUBERNETES}{}", service("192.0.2.1:80", own));
         let (_, before) = read(&file(30), &service("192.0.2.2:80", 100));
         let mut reloader = Reloader::new(PathBuf::new(), None, loaded_at_start());
@@ -601,10 +606,17 @@ mod tests {
         };
         assert_eq!(refusal(&file(30), 1), None);
         assert_eq!(refusal(&file(30), 0), None);
-        let why = refusal(&file(14), 100).expect("the file has lost most servers");
-        assert!(why.starts_with("x has 14 of 30 servers left"), "{why}");
+        let why = refusal(&file(14), 100).expect("a file without most of the servers is refused");
+        assert!(
+            why.starts_with("x has 14 of 30 servers left"),
+            "does not begin with `x has 14 of 30 servers left`: {why}"
+        );
         // A file that has lost its table is refused.
-        let why = refusal(&service("192.0.2.1:80", 30), 100).expect("the table is missing");
-        assert!(why.starts_with("x has 30 of 130 servers left"), "{why}");
+        let why = refusal(&service("192.0.2.1:80", 30), 100)
+            .expect("a file without [kubernetes] is refused");
+        assert!(
+            why.starts_with("x has 30 of 130 servers left"),
+            "does not begin with `x has 30 of 130 servers left`: {why}"
+        );
     }
 }

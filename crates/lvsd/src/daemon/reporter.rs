@@ -76,7 +76,9 @@ impl Reporter {
         // A task that has ended does not receive the signal.
         let _ = end.send(());
         if tokio::time::timeout(limit, ended).await.is_err() {
-            tracing::warn!("the notify command has not received all events within {limit:?}");
+            tracing::warn!(
+                "lvsd exits before the notify command has received all events: {limit:?} have passed"
+            );
         }
     }
 
@@ -100,7 +102,7 @@ impl Reporter {
         if ready && !self.ready {
             self.ready = true;
             self.notify.send("READY=1");
-            tracing::info!("ready: {now}");
+            tracing::info!("lvsd is ready: {now}");
         } else if self.ready && self.reloading && !reads {
             self.notify.send("READY=1");
         }
@@ -111,7 +113,7 @@ impl Reporter {
         }
     }
 
-    /// Reports that a server has changed its state.
+    /// Counts and logs that a server went up or down, and sends an event about it.
     pub(super) fn change<P: Prober>(&mut self, inputs: &Inputs<P>, change: &Change) {
         let Some(service) = inputs.service(&change.key.0) else {
             return;
@@ -198,7 +200,7 @@ impl Reporter {
         self.event(event, words);
     }
 
-    /// Reports a service that is removed because lvsd exits.
+    /// Reports that a service loses its quorum and its VIP, because it is removed when lvsd exits.
     pub(super) fn end(&mut self, service: &Service, before: Decision) {
         let words = "the service is removed, because lvsd exits (remove_on_exit)";
         tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
@@ -214,7 +216,7 @@ impl Reporter {
         }
     }
 
-    /// Reports a changed decision about a service.
+    /// Logs each part of a decision about a service that has changed, and sends an event about it.
     pub(super) fn decision(&mut self, transition: &Transition) {
         let Transition {
             id,
@@ -246,11 +248,13 @@ impl Reporter {
         match (before.panic, now.panic) {
             (false, true) => report(
                 "panic_on",
-                format!("{servers}, less than `panic_below`: all servers are used"),
+                format!("{servers}, fewer than `panic_below` requires: lvsd uses all servers"),
             ),
             (true, false) => report(
                 "panic_off",
-                format!("{servers}: down servers receive no connections again"),
+                format!(
+                    "{servers}, as many as `panic_below` requires: servers that are down no longer receive connections"
+                ),
             ),
             _ => {}
         }
@@ -276,7 +280,7 @@ pub(super) fn log_reason(service: &Service, key: &Key, reason: &Reason) {
     tracing::warn!(event = "server_reason", service = %name, %server, code, "server is still down, now for another reason: {reason}");
 }
 
-/// Logs the effect of a server's change on its service.
+/// Logs that a service has lost its last server that was up, or has one again.
 fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Health) {
     let name = &service.name;
     let servers = service.servers.iter();
@@ -291,7 +295,7 @@ fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Heal
         };
         tracing::error!(service = %name, code = "service_unusable", "{all} down: the service refuses new connections");
     } else if change.up && good == 1 && change.lasted.is_some() {
-        tracing::warn!(service = %name, "the service has a server again, 1 of {}", states.len());
+        tracing::warn!(service = %name, "the service has 1 usable server again, of {}", states.len());
     }
 }
 

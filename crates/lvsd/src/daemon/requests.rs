@@ -217,7 +217,8 @@ impl<P: Prober> Daemon<P> {
         ))
     }
 
-    /// Removes the expired overrides.
+    /// Removes the expired overrides, reports each in the log and as an event, and starts to store
+    /// the others.
     pub(super) fn expire(&mut self) {
         let over = self.inputs.admin.expire(Now::read());
         if over.is_empty() {

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn only_recent_drops_are_listed_most_packets_first() {
+    fn recent_drops_are_listed_by_number_of_packets_and_old_drops_are_omitted() {
         let reason = |name: &str, action: &str, recent| ReasonCount {
             action: action.to_owned(),
             reason: name.to_owned(),

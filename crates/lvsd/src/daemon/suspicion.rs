@@ -13,7 +13,7 @@ use crate::reconcile::Health;
 #[derive(Debug, PartialEq, Eq)]
 struct Change {
     key: Key,
-    /// `None`: clients can use the server again.
+    /// The new suspicion; `None` if clients can use the server again.
     suspicion: Option<Suspicion>,
 }
 
@@ -98,7 +98,7 @@ impl<P: Prober> Inputs<P> {
 
 impl<P: Prober> Daemon<P> {
     /// Determines the suspicious servers from a new state of the dataplane, and reports the
-    /// changes.
+    /// changes. Then treats those with `passive = true` as down.
     pub(super) fn judge(&mut self, now: Instant) {
         let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
         for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {

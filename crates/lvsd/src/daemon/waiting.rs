@@ -54,11 +54,11 @@ impl Signals {
             }
         }
         tracing::info!(
-            "stopping; waiting up to {STOP_LIMIT:?} for {dataplane}, which handles a request"
+            "lvsd is stopping, waiting up to {STOP_LIMIT:?} for {dataplane}, which handles a request"
         );
         tokio::time::sleep(STOP_LIMIT).await;
         Err(format!(
-            "stopping, but {dataplane} does not answer; it is still running: {UNSTICK}"
+            "lvsd is stopping, but {dataplane} does not answer, and is still running: {UNSTICK}"
         ))
     }
 }
@@ -68,15 +68,15 @@ impl Signals {
 pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let dataplane = link.dataplane.in_words();
     match link.dataplane.contact().0 {
-        Some(_) => tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {dataplane}"),
-        None => tracing::info!("stopping"),
+        Some(_) => tracing::info!("lvsd is stopping, waiting up to {STOP_LIMIT:?} for {dataplane}"),
+        None => tracing::info!("lvsd is stopping"),
     }
     let limit = Instant::now() + STOP_LIMIT;
     let (mut link, stopped) = blocking(link, Links::stop).await?;
     match stopped {
         Stopped::Asked => {}
         Stopped::Already(how) => tracing::info!("the dataplane had already exited: {how}"),
-        Stopped::Killed(why) => tracing::warn!("{why}; it was killed"),
+        Stopped::Killed(why) => tracing::warn!("{why}; lvsd has killed the dataplane"),
         Stopped::Not(why) => tracing::warn!("{why}"),
     }
     loop {

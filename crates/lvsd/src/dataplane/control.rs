@@ -53,7 +53,7 @@ impl ControlError {
 pub struct LastAnswer(Arc<Mutex<Option<Instant>>>);
 
 impl LastAnswer {
-    /// The time; `None` before the first answer.
+    /// The time of the last answer; `None` before the first answer.
     pub fn get(&self) -> Option<Instant> {
         *lock(&self.0)
     }
@@ -300,7 +300,7 @@ pub(super) struct CarryOut<'a> {
     pub(super) is_quiet: bool,
     /// Refusals of the dataplane as text.
     pub(super) refusals: Vec<String>,
-    /// VIPs that lvsd last set as owned.
+    /// VIPs that lvsd last set as owned; `None` if it has not set any.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
     /// The state of lvsd's services after the changes.
     pub(super) base: Base,
@@ -394,7 +394,8 @@ impl<'a> CarryOut<'a> {
         Ok(())
     }
 
-    /// Applies all of these changes, or none. Returns the refusal, if any.
+    /// Applies all of these changes, or none. Logs and records applied changes; otherwise returns
+    /// the refusal.
     fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, ControlError> {
         if changes.is_empty() {
             return Ok(None);
@@ -484,7 +485,7 @@ impl Numbers {
     }
 }
 
-/// The service to which a change belongs.
+/// The service to which a change belongs; `None` if it belongs to no service.
 const fn subject(change: &Call) -> Option<ServiceId> {
     match change {
         Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => Some(spec.service),
@@ -536,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn long_list_of_changes_has_one_line_in_log() {
+    fn log_summarises_long_list_of_changes_and_lists_each_change_of_short_list() {
         let log = crate::daemon::tests::Log::default();
         let _listening = log.listen();
         let mut changes = vec![service(1, "rr")];
@@ -598,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn change_list_interrupted_after_answer_records_its_time() {
+    fn interrupted_change_list_records_time_of_last_answer() {
         let world = World::default();
         world.start_foreign();
         let mut changes = vec![service(1, "rr")];
@@ -621,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_change_is_named_and_others_are_applied() {
+    fn refused_change_is_reported_and_independent_changes_are_applied() {
         let (refusals, _, held) = run(&[
             sysctl("7"),
             service(1, "no-such"),
@@ -656,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_change_list_is_applied_change_by_change() {
+    fn change_list_refused_without_index_is_applied_change_by_change() {
         let world = World::default();
         world.start_foreign();
         world.read_no_lists();

@@ -203,7 +203,7 @@ pub struct Planned {
     pub left: Vec<String>,
     /// Text with the numbers of changes.
     pub summary: String,
-    /// Services that are not compared.
+    /// Text about services that are not compared; `None` if all are compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_compared: Option<String>,
 }
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn host_stack_is_named_only_if_it_receives_packets() {
+    fn dataplane_loss_message_names_host_stack_only_if_host_stack_receives_packets() {
         let killed = Some("it ended with signal: 9 (SIGKILL)");
         let stopped = Some("it ended with exit status: 0");
         for (how, fast_path, own, words) in [

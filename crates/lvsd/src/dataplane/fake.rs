@@ -51,7 +51,7 @@ impl FakeDataplane {
     pub(crate) fn choices(&self, id: ServiceId, clients: u16) -> Vec<Option<SocketAddr>> {
         let shard = self.0.shard(0).expect("the director has a shard");
         let ServiceId::Tcp { address } = id else {
-            panic!("not a TCP service")
+            panic!("the service is not a TCP service")
         };
         let choice = |n: u16| {
             let tuple = lvs_core::Tuple::new(

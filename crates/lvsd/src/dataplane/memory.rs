@@ -108,7 +108,7 @@ impl Given {
         self.daemons
     }
 
-    /// Servers that were drained in the dataplane.
+    /// Servers that another program has drained in the dataplane.
     pub(super) fn drained(&self) -> &[(ServiceId, SocketAddr)] {
         &self.drained
     }
@@ -263,7 +263,7 @@ impl Base {
         Some(self.services.get(service)?.servers.get(server)?.weight)
     }
 
-    /// Applies a change of lvsd.
+    /// Applies a change that lvsd has made in the dataplane.
     pub(super) fn note(&mut self, change: &Call) {
         match change {
             Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {

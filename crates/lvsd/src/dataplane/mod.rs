@@ -122,10 +122,10 @@ pub trait Host: Send + 'static {
     /// Unique identity of the dataplane `pid`, because process ids are reused.
     fn identity(&self, pid: u32) -> String;
 
-    /// Stores this daemon's settings in the dataplane for the next daemon.
+    /// Stores, for the next daemon, the settings that this daemon has made in the dataplane.
     fn remember(&mut self, given: &Given);
 
-    /// Settings in the dataplane that an earlier daemon has stored.
+    /// The settings that an earlier daemon has made in the dataplane, as it stored them.
     fn recall(&self) -> Given;
 
     /// Reads the host's present addresses.
@@ -264,11 +264,12 @@ pub struct Link {
     pid: Option<u32>,
     /// Whether an lvsd started the dataplane.
     ours: bool,
-    /// VIPs that lvsd last set in this dataplane.
+    /// VIPs that lvsd last set in this dataplane; `None` if it has not set any.
     stated: Option<BTreeSet<IpAddr>>,
     /// The time of the last answer of the dataplane.
     answered: LastAnswer,
-    /// Time at which the dataplane was last compared with the desired state.
+    /// Time at which this dataplane was last compared with the desired state; `None` before the
+    /// first comparison.
     compared: Option<Instant>,
     /// Result of the last comparison.
     found: Arc<Found>,
@@ -290,9 +291,9 @@ struct Starts {
     attach: bool,
     /// Whether a dataplane has ever answered. Afterwards, no fault of a dataplane stops lvsd.
     ever: bool,
-    /// The time of the last connection.
+    /// The time at which lvsd last connected to a dataplane.
     connected: Instant,
-    /// Start time of a dataplane that has not answered yet.
+    /// Start time of a dataplane that has not answered yet; `None` if none is starting.
     starting: Option<Instant>,
     /// Earliest time of the next start.
     not_before: Instant,
@@ -421,7 +422,7 @@ impl Link {
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
-            tracing::error!("{why}; ending the dataplane (pid {pid}), and starting another");
+            tracing::error!("{why}; lvsd ends the dataplane (pid {pid}), and starts another one");
             match self.host.end(pid) {
                 Ok(()) => {
                     self.lost("it did not answer and was killed", now);
@@ -466,7 +467,8 @@ impl Link {
         }
     }
 
-    /// Connects, or returns the step to report.
+    /// Connects to the dataplane. If none is running, starts one, unless only a running dataplane
+    /// may be used. Without a connection, returns the step to report.
     fn connect(&mut self, goal: &Goal, now: Instant) -> Result<(), Step> {
         let patience = goal.dataplane.hang_limit.unwrap_or(HANG_LIMIT);
         let absent = match self.host.connect(patience) {
@@ -938,7 +940,7 @@ fn connected(
 ) -> Result<&mut dyn DataplaneControl, ControlError> {
     match control {
         Some(control) => Ok(control.as_mut()),
-        None => Err(ControlError::Lost("not connected".to_owned())),
+        None => Err(ControlError::Lost("lvsd is not connected to it".to_owned())),
     }
 }
 

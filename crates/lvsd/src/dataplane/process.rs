@@ -115,7 +115,7 @@ impl Host for Machine {
         let child = self.child.as_mut()?;
         let how = match child.try_wait() {
             Ok(None) => return None,
-            Ok(Some(status)) => format!("it exited with {status}"),
+            Ok(Some(status)) => format!("it ended with {status}"),
             Err(error) => format!("lvsd cannot wait for it: {error}"),
         };
         self.child = None;
@@ -209,7 +209,7 @@ impl Host for Machine {
 
 impl Machine {
     /// Path of the file, next to the dataplane's socket, in which lvsd stores the settings that it
-    /// has made in the dataplane.
+    /// has made in the dataplane; `None` if the socket has no path.
     fn memory(&self) -> Option<PathBuf> {
         self.address.state_file(GIVEN)
     }
@@ -297,7 +297,7 @@ fn signalled(pid: u32, signal: Signal) -> Result<OwnedFd, String> {
     Ok(process)
 }
 
-/// Path of another program of this project, next to this executable.
+/// Path of another program of this project, next to this executable; `None` if it is not there.
 pub(crate) fn beside_us(program: &str) -> Option<PathBuf> {
     let here = std::env::current_exe().ok()?;
     let there = here.parent()?.join(program);
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_lock_of_a_socket_is_refused() {
+    fn second_lock_of_a_dataplane_socket_is_refused_until_first_lock_ends() {
         let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn program_that_does_not_start_is_named_with_fix() {
+    fn dataplane_program_that_cannot_start_is_reported_with_path_cause_or_fix() {
         let there = std::env::current_exe().unwrap();
         let there = there.as_path();
         let missing = Path::new("/nonexistent/lvs-dataplane");

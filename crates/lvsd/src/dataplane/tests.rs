@@ -165,7 +165,7 @@ impl Daemon {
 }
 
 #[test]
-fn step_without_request_does_not_count_as_answer() {
+fn control_step_without_request_does_not_count_as_answer_of_dataplane() {
     let mut daemon = Daemon::new(World::default());
     daemon.settle();
     let answered = daemon.link.last_answer();

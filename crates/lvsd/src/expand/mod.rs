@@ -54,7 +54,7 @@ pub struct Expanded {
 /// A state of etcd: revision and content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Revision {
-    /// The revision of the last change.
+    /// The revision of the last change of services or servers.
     pub number: i64,
     /// Digest of the content; equal contents have equal digests.
     pub digest: u32,
@@ -158,7 +158,8 @@ impl Expanded {
         made
     }
 
-    /// Adds the servers from DNS and etcd.
+    /// Adds the servers from DNS and etcd to the services, and lists unusable servers in
+    /// `left_out`.
     fn take_servers(&mut self, gathered: &Gathered, etcd: Option<&Etcd>, present: &Present) {
         for service in &mut self.services {
             let Some(discovery) = service.discovery.clone() else {
@@ -345,7 +346,7 @@ fn own_servers(service: &Service) -> impl Iterator<Item = SocketAddr> {
     servers.map(|server| server.address)
 }
 
-/// DNS name that supplies the service's servers.
+/// DNS name that supplies the service's servers, if there is one.
 fn dns_name(service: &Service) -> Option<&String> {
     match &service.discovery.as_ref()?.source {
         Source::Dns(name) => Some(name),
@@ -406,7 +407,8 @@ impl Present {
         theirs.or_else(|| Some(reported(self.server_of(service)?, service)))
     }
 
-    /// Returns the service that would receive the packets to a server of the service `of`.
+    /// Returns another service that would receive the packets to a server of the service `of`, if
+    /// there is one.
     fn service_at(&self, of: &ServiceId, server: SocketAddr) -> Option<&Service> {
         let at = |ip: IpAddr| self.services.get(&ip).into_iter().flatten();
         let mut beside = at(server.ip()).filter(|other| other.id != *of);
@@ -420,7 +422,7 @@ impl Present {
             .or_else(|| everywhere.find(|other| listens_at(other, of, server, |_| false)))
     }
 
-    /// A server of another service whose packets `service` would receive.
+    /// A server of another service whose packets `service` would receive, if there is one.
     fn server_of(&self, service: &Service) -> Option<SocketAddr> {
         if listens_everywhere(service) {
             let mut all = self.servers.values().flatten();

@@ -40,7 +40,7 @@ fn servers(expanded: &Expanded) -> Vec<(String, i32)> {
 }
 
 #[test]
-fn dns_servers_are_listed_after_servers_of_the_file() {
+fn dns_servers_follow_servers_of_the_file_without_duplicates_or_other_family() {
     let expanded = with(
         FILE,
         "_http._tcp.example.org",
@@ -61,7 +61,7 @@ fn dns_servers_are_listed_after_servers_of_the_file() {
 }
 
 #[test]
-fn servers_from_dns_that_cannot_serve_are_ignored() {
+fn servers_from_dns_that_cannot_serve_are_omitted_and_reported() {
     let expanded = with(
         FILE,
         "_http._tcp.example.org",
@@ -148,7 +148,7 @@ fn vips(expanded: &Expanded) -> Vec<String> {
 }
 
 #[test]
-fn etcd_services_are_listed_after_services_of_the_file() {
+fn etcd_services_follow_services_of_the_file_and_conflicting_services_are_omitted() {
     let (own, same, name) = (
         remote("192.0.2.2:80", "10.0.0.2:80"),
         remote("192.0.2.1:80", "10.0.0.3:80"),
@@ -457,7 +457,7 @@ fn kubernetes(name: &str, services: &[(&str, &str, Option<&str>)]) -> Gathered {
 }
 
 #[test]
-fn kubernetes_services_are_listed_after_services_of_the_file() {
+fn kubernetes_services_follow_services_of_the_file_and_invalid_services_are_omitted() {
     let own = remote("192.0.2.2:80", "10.0.0.2:30080");
     let same = remote("192.0.2.1:80", "10.0.0.3:30080");
     let wrong = own.replace("address = \"192", "protocol = \"x\"\naddress = \"192");

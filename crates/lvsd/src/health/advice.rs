@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_changes_configured_weight_of_server() {
+    fn check_advice_scales_replaces_or_zeroes_configured_weight_of_server() {
         let percent = |n| Advice::weight(Weight::Percent(n));
         for (advice, configured, wanted) in [
             (Advice::NONE, 7, 7),

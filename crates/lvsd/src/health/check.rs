@@ -8,7 +8,7 @@ use super::probe::{Misfit, Probe, Via};
 /// A health check of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Check {
-    /// The probe.
+    /// The probe that the check runs.
     pub probe: Probe,
     /// The checked server.
     pub server: SocketAddr,

@@ -95,7 +95,7 @@ pub struct NotMade {
     pub reason: String,
 }
 
-/// The changes in a report.
+/// The changes that a report of a check contains.
 #[derive(Clone, Debug, Default)]
 pub struct News {
     /// Changes of state, one for each service that uses the check.
@@ -106,10 +106,10 @@ pub struct News {
     pub advice: bool,
 }
 
-/// A change of state, for the log.
+/// A change of a server's state, for a service that uses the check.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// The server.
+    /// The service, and its server.
     pub key: Key,
     /// Whether the server is up now.
     pub up: bool,
@@ -187,7 +187,7 @@ pub struct Known {
     pub up: Option<bool>,
     /// The reason why the server is down now.
     pub reason: Reason,
-    /// Duration of this state.
+    /// Time for which the server has been in this state.
     pub lasted: Duration,
     /// The reason why this host cannot make the check, and since when; `None` while it can.
     pub not_made: Option<NotMade>,
@@ -455,7 +455,7 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// The server's advice about its weight.
+    /// The server's advice about its weight; no advice without a check.
     pub fn advice(&self, key: &Key) -> Advice {
         self.task(key).map_or(Advice::NONE, |task| task.advice)
     }
@@ -522,9 +522,11 @@ struct Runner<P> {
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     prompts: mpsc::Receiver<Prompt>,
-    /// Time until which successful checks have no effect, because clients got no answer.
+    /// Time until which successful checks have no effect, because clients got no answer; `None` if
+    /// they have an effect.
     out_until: Option<Instant>,
-    /// The reason why the check uses the server's own address until this time.
+    /// The reason why the check uses the server's own address for some time, and the end of this
+    /// time.
     own_address: Option<(String, Instant)>,
     /// Number of consecutive failed checks on the path of clients, while the server's own address
     /// answered.
@@ -616,7 +618,8 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Marks the server as down because clients got no answer; false if the receiver was dropped.
+    /// Marks the server as down for at least the time [`OUT`], because clients got no answer; false
+    /// if the receiver was dropped.
     fn take_out(&mut self, mut cause: Reason) -> bool {
         self.out_until = Some(Instant::now() + OUT);
         cause.text.push_str(PASSIVE);
@@ -643,7 +646,8 @@ impl<P: Prober> Runner<P> {
         )
     }
 
-    /// Checks the server at once, because clients got no answer; false if the receiver was dropped.
+    /// Checks the server at once, because clients got no answer, and marks it as down if this check
+    /// fails; false if the receiver was dropped.
     async fn prompted(&mut self, attempts: u32, due: Instant) -> bool {
         self.timing.counters.prompted();
         let result = self.probe(due).await;
@@ -798,7 +802,8 @@ impl<P: Prober> Runner<P> {
         serving.obstacle.clone()
     }
 
-    /// Reports a result; false if the receiver was dropped.
+    /// Processes the result of a check, and reports the state of the server if it has changed;
+    /// false if the receiver was dropped.
     async fn take(&mut self, result: Result<Advice, ProbeError>) -> bool {
         let server = self.check.server;
         if result.is_err() && !self.has_way() {
@@ -814,7 +819,7 @@ impl<P: Prober> Runner<P> {
             let lasted = since.elapsed();
             tracing::info!(%server, "the server is checked again, after {lasted:.0?} without a check");
         }
-        tracing::debug!(%server, good, %reason, "checked");
+        tracing::debug!(%server, good, %reason, "the server was checked");
         let serves = !good && self.state.up().is_none() && self.serves().await;
         let out = good && self.is_out();
         let changed = !out && self.state.observe(good, serves).is_some();
@@ -839,7 +844,8 @@ impl<P: Prober> Runner<P> {
         !(news || unmade.long().is_some()) || self.report(reason, !good)
     }
 
-    /// Records that the check could not be made; false if the receiver was dropped.
+    /// Records that the check could not be made, and reports this from the third consecutive time
+    /// on; false if the receiver was dropped.
     fn take_unmade(&mut self, reason: String) -> bool {
         let before = self.unmade.long();
         if self.unmade.count == 0 {

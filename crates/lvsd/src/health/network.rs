@@ -157,7 +157,8 @@ fn with_fix(error: ProbeError, check: &Check) -> ProbeError {
 }
 
 impl Network {
-    /// Makes a check. A failure may have been caused by the dataplane.
+    /// Makes a check within its timeout. The caller determines whether the dataplane has caused a
+    /// failure.
     async fn attempt(&self, check: &Check, progress: &Progress) -> Result<Advice, ProbeError> {
         let asked = Asked {
             server: check.server,

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_use_at_most_three_quarters_of_all_descriptors() {
+    fn probe_descriptors_follow_open_file_limit_within_minimum_and_maximum() {
         for (files, most) in [
             (100, LEAST),
             (1024, 640),

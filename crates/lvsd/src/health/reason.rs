@@ -8,7 +8,7 @@ const LEN_MAX: usize = 256;
 /// The kind of a fault of a server, for programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Code {
-    /// The check received an unexpected answer.
+    /// The check failed for a reason without a code of its own, such as an unexpected answer.
     #[default]
     CheckFailed,
     /// The connection was refused.

@@ -44,7 +44,7 @@ pub(super) struct Record {
     /// Time until which downtime has been counted, in seconds after `begun`.
     counted: u64,
     is_down: bool,
-    /// Time at which the server last went down, in seconds after `begun`.
+    /// Time at which the server last went down, in seconds after `begun`; `None` if it never did.
     last_fall: Option<u64>,
     /// The reason of the check with which the server last went down.
     fall_reason: String,
@@ -119,7 +119,7 @@ impl Record {
         }
     }
 
-    /// The durations of all checks.
+    /// The histogram of the durations of all checks.
     pub(super) fn times(&self) -> Times {
         self.all.clone()
     }
@@ -142,7 +142,7 @@ impl Record {
         self.client_path.clone()
     }
 
-    /// A summary; `None` before the first check.
+    /// Summarises the statistics for the status; `None` before the first check.
     pub(super) fn status(&mut self, now: Instant) -> Option<CheckStatus> {
         if self.all == Times::default() {
             return None;
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn durations_older_than_five_minutes_are_not_counted() {
+    async fn check_durations_older_than_five_minutes_do_not_count_in_percentiles() {
         let begun = Instant::now();
         let mut record = Record::new(begun);
         assert_eq!(record.status(begun), None);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn falls_and_downtime_older_than_a_day_are_not_counted() {
+    async fn falls_and_downtime_older_than_a_day_count_in_totals_only() {
         let begun = Instant::now();
         let mut record = Record::new(begun);
         record.count_check(Duration::from_millis(1), begun);

@@ -10,8 +10,8 @@ pub(super) fn dropped() -> u64 {
     counter(&text, "TcpExt:").unwrap_or(0)
 }
 
-/// The value of the counter `IPReversePathFilter` in the form of `/proc/net/netstat`: a line of
-/// names, then a line of values.
+/// The value of the counter `IPReversePathFilter` of `group` in the form of `/proc/net/netstat`: a
+/// line of names, then a line of values. `None` if the text does not contain it.
 fn counter(text: &str, group: &str) -> Option<u64> {
     let mut lines = text.lines().filter(|line| line.starts_with(group));
     let (names, values) = (lines.next()?, lines.next()?);

@@ -3,7 +3,7 @@
 /// The health of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// The server serves, or has no check.
+    /// The server's checks succeed, or it has no check.
     Up,
     /// The server is down: its checks fail, or its clients get no answer (`passive = true`).
     Down,
@@ -12,7 +12,7 @@ pub enum Health {
     Unknown,
 }
 
-/// The result of consecutive checks of a server.
+/// The state of a server according to its checks, and the results that contradict this state.
 #[derive(Clone, Copy, Debug)]
 pub struct State {
     rise: u32,

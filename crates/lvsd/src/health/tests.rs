@@ -46,7 +46,7 @@ fn health(checks: &Checks<Well>, config: &Config) -> Vec<Health> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_state_is_kept_only_for_identical_check() {
+async fn check_state_is_kept_by_reload_only_for_same_probe_of_same_server() {
     use Health::{Unknown, Up};
     let (mut checks, mut reports) = Checks::new(Well::default(), None);
     let tcp = "type = \"tcp\"";
@@ -165,7 +165,7 @@ async fn server_that_fails_only_on_the_path_of_clients_stays_up_with_the_reason(
 }
 
 #[tokio::test(start_paused = true)]
-async fn first_failed_check_on_the_path_of_clients_is_repeated_soon() {
+async fn first_failed_check_on_the_path_of_clients_is_repeated_at_fast_interval() {
     let paths = Paths::default();
     let text = BY_DEFAULT.replace(
         "\"1s\", timeout",
@@ -186,7 +186,7 @@ async fn first_failed_check_on_the_path_of_clients_is_repeated_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn server_taken_out_stays_down_while_the_path_of_clients_fails() {
+async fn server_taken_out_by_passive_check_stays_down_while_the_path_of_clients_fails() {
     let paths = Paths::default();
     let text = BY_DEFAULT.replace("jitter", "passive = true, jitter");
     let (mut checks, mut reports, key) = one_up(paths.clone(), &text).await;
@@ -277,13 +277,17 @@ async fn check_dropped_by_dataplane_uses_own_address_of_server() {
     assert_eq!(own_address(&checks), "dropped");
     *paths.drops.lock().unwrap() = false;
     tokio::time::sleep(Duration::from_secs(20)).await;
-    assert_eq!(paths.take().last(), Some(&true), "after 30 s");
+    assert_eq!(
+        paths.take().last(),
+        Some(&true),
+        "the last check was not a through-VIP check"
+    );
     assert_eq!(own_address(&checks), "");
     assert!(reports.try_recv().is_err(), "the server was reported down");
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_without_via_goes_through_the_service_while_the_vip_is_here() {
+async fn check_without_via_goes_through_the_service_only_while_this_director_has_the_vip() {
     let paths = Paths::default();
     let (mut checks, _reports) = Checks::new(paths.clone(), None);
     let (config, _) =
@@ -349,7 +353,7 @@ async fn services_with_the_same_check_share_one_probe() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn server_is_checked_again_soon_after_contradicting_result() {
+async fn contradicting_result_causes_checks_at_fast_interval_until_state_changes() {
     let well = Well::default();
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
     let check = "type = \"tcp\", interval = \"10s\", fast_interval = \"1s\", jitter = 0, fall = 3, rise = 2";
@@ -388,7 +392,7 @@ async fn check_interval_varies_within_jitter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn first_failed_check_of_serving_server_is_repeated() {
+async fn server_failing_first_check_is_down_at_once_or_after_fall_failures_if_serving() {
     let check = "type = \"tcp\", interval = \"5s\", timeout = \"1s\", fall = 3, jitter = 0";
     for (serving, soon) in [(true, false), (false, true)] {
         let well = Well::default();
@@ -416,7 +420,7 @@ async fn first_failed_check_of_serving_server_is_repeated() {
 
 /// Unanswered clients alone do not set a server down: any client can cause unanswered attempts.
 #[tokio::test(start_paused = true)]
-async fn unanswered_clients_trigger_a_check_at_once() {
+async fn unanswered_clients_trigger_a_check_whose_single_failure_sets_server_down() {
     let well = Well::default();
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
     let config = config(&[(
@@ -453,7 +457,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
     assert!(
         (1..=seconds + 1).contains(&more),
-        "{more} checks were made in {seconds} s"
+        "{more} checks were made in {seconds} s: none, or more than one a second"
     );
     assert!(reports.try_recv().is_err(), "a server was marked as down");
     assert!(checks.timing.counters.get().prompted > 0);
@@ -495,11 +499,15 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     let before = asked(&well);
     take(&mut checks, 332);
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!(asked(&well), before, "two more");
+    assert_eq!(
+        asked(&well),
+        before,
+        "a check was made after two attempts, although `passive` is 3"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn long_reasons_are_truncated() {
+async fn check_reason_is_truncated_to_256_bytes() {
     struct Wordy;
     impl Prober for Wordy {
         async fn probe(&self, _: &Check) -> Result<Advice, ProbeError> {
@@ -558,7 +566,7 @@ impl Prober for Told {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reason_of_a_down_server_is_that_of_the_last_check() {
+async fn down_server_shows_reason_of_last_check_and_logs_limited_number_of_reasons() {
     let stated = Told::new("refused");
     let (mut checks, mut reports) = Checks::new(stated.clone(), None);
     let config = config(&[(1, "type = \"tcp\", interval = \"1s\", rise = 3")]);
@@ -637,7 +645,7 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_that_cannot_run_is_reported_until_it_runs() {
+async fn check_that_cannot_run_three_times_is_reported_until_a_check_runs() {
     let stated = Told::new("refused");
     stated.set(Ok(Advice::NONE));
     let (mut checks, mut reports) = Checks::new(stated.clone(), None);

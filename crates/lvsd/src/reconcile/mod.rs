@@ -126,7 +126,7 @@ impl DesiredService {
 /// The desired state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DesiredServer {
-    /// Address and port.
+    /// Address and port of the server.
     pub address: SocketAddr,
     /// The server's line in the file.
     pub line: usize,
@@ -182,7 +182,7 @@ pub struct Actual {
 /// The changes of [`diff`], and services and servers that stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The changes, in order.
+    /// The changes, in the order in which the dataplane must make them.
     pub changes: Vec<Call>,
     /// Desired services that another owner has in the dataplane. They stay unchanged.
     pub conflicts: Vec<ServiceId>,
@@ -195,7 +195,8 @@ pub struct Plan {
     pub unnamed: Vec<ServiceId>,
 }
 
-/// The changes that turn `actual` into `desired`.
+/// Computes the changes that turn `actual` into `desired`, and the services and servers that stay
+/// for now.
 pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     let mut plan = Plan::default();
     let mut urgent = Vec::new();
@@ -286,8 +287,8 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     plan
 }
 
-/// Stops synchronisation daemons that the file lacks or that have other settings, and starts
-/// missing ones.
+/// Adds the changes that stop synchronisation daemons that the file lacks or that have other
+/// settings, and start missing ones.
 fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
     let Some(wanted) = &desired.sync else {
         return;
@@ -319,7 +320,8 @@ fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
     complete == *there
 }
 
-/// Sets the source filter of a service, or of all services.
+/// Adds the change that sets the source filter of a service, or of all services, if the dataplane
+/// has another one.
 fn follow_filter(
     service: Option<ServiceId>,
     wanted: &SourceFilter,
@@ -365,7 +367,8 @@ fn marks(desired: &Desired, actual: &Actual, stay: &[ServiceId]) -> Vec<String> 
     marks
 }
 
-/// Whether lvsd may change a service.
+/// Whether lvsd may change a service: lvsd owns it, or it has no owner and lvsd adopts such
+/// services.
 fn ours(desired: &Desired, service: &ServiceInfo) -> bool {
     match &service.owner {
         Some(owner) => owner == OWNER,

@@ -530,7 +530,7 @@ fn reported(plan: &Plan) -> String {
 }
 
 #[test]
-fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
+fn replaced_servers_stay_until_a_new_server_serves_or_all_new_servers_have_failed() {
     use Health::{Down, Unknown, Up};
     let both = [(1, 1, 0), (2, 1, 0)];
     let plan = |wanted: &[(u8, Health)]| replaced(&both, wanted, Duration::ZERO, &[]);
@@ -547,7 +547,7 @@ fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
 }
 
 #[test]
-fn removed_server_is_drained() {
+fn removed_server_with_connections_is_drained_for_at_most_the_drain_time() {
     let minute = Duration::from_secs(60);
     let plan = |weight, active, drain, overdue: &[u8]| {
         replaced(

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_known_texts_are_decoded_and_encoded() {
+    fn base64_known_texts_are_encoded_and_decoded_and_invalid_texts_refused() {
         for (bytes, text) in [
             ("", ""),
             ("f", "Zg=="),

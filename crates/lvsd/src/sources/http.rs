@@ -78,7 +78,7 @@ pub(crate) enum Error {
     #[error("{0}")]
     Failed(String),
     /// The answer exceeds the maximum size.
-    #[error("answers with more than {} MiB", ANSWER_MAX >> 20)]
+    #[error("the answer has more than {} MiB", ANSWER_MAX >> 20)]
     TooLong,
 }
 
@@ -119,7 +119,7 @@ impl Connection {
                 shake(met.map_err(|why| Error::Failed(format!("TLS: {why}")))?).await
             }
             (None, true) => Err(Error::Failed(
-                "https without a certificate authority: internal error of lvsd".to_owned(),
+                "internal error of lvsd: https without a certificate authority".to_owned(),
             )),
             (_, false) => shake(stream).await,
         }

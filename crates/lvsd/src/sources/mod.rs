@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! name servers ◀──▶ dns/ ──┐
-//! etcd ◀─────────▶ etcd/ ──┼──▶ Shared ──▶ [`Gathered`] ──▶ the daemon merges it with the file
+//! etcd ◀─────────▶ etcd/ ──┼──▶ Shared ──▶ Gathered ──▶ the daemon merges it with the file
 //! Kubernetes ◀▶ kubernetes/┤       └─────▶ state directory
 //! state directory ─────────┘
 //! ```
@@ -149,7 +149,8 @@ struct SourceState {
 }
 
 impl SourceState {
-    /// Records an answer, or the reason why there is none. `known`: an earlier answer is in use.
+    /// Records an answer, or the reason why there is none, and logs when this changes. `known`: an
+    /// earlier answer is in use.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
@@ -477,7 +478,8 @@ impl Sources {
         }
     }
 
-    /// Follows an etcd cluster, and records the valid texts of its services.
+    /// Starts to follow an etcd cluster, and stops to follow another one; `None` for no cluster.
+    /// Records the valid texts of its services.
     fn set_etcd(&mut self, cluster: Option<&Cluster>, in_force: &[(String, String)]) {
         let stays = self.etcd.as_ref().map(|(now, _)| now) == cluster;
         if !stays && let Some((_, task)) = self.etcd.take() {
@@ -505,7 +507,8 @@ impl Sources {
         }
     }
 
-    /// Follows a Kubernetes cluster, and records which of its services the daemon uses or refuses.
+    /// Starts to follow a Kubernetes cluster, and stops to follow another one; `None` for no
+    /// cluster. Records which of its services the daemon uses or refuses.
     fn set_kubernetes(&mut self, settings: Option<&kubernetes::Settings>, made: &Made) {
         let stays = self.kubernetes.as_ref().map(|(now, _)| now) == settings;
         if !stays && let Some((_, task)) = self.kubernetes.take() {
@@ -534,7 +537,7 @@ impl Sources {
         }
     }
 
-    /// Records the valid texts of services.
+    /// Records the texts in `in_force` as the last valid ones of their services.
     fn accept(&self, services: &mut BTreeMap<String, etcd::Text>, in_force: &[(String, String)]) {
         for (key, text) in in_force {
             if let Some(known) = services.get_mut(key)
@@ -633,7 +636,7 @@ impl Sources {
         all
     }
 
-    /// Directors in etcd.
+    /// The directors that have a record in etcd, by name.
     pub(crate) fn directors(&self) -> BTreeMap<String, Director> {
         self.shared.lock().view.directors.clone()
     }
@@ -671,7 +674,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_pauses_increase_and_vary() {
+    fn retry_pause_of_source_doubles_up_to_30_seconds_and_varies_randomly() {
         let second = Duration::from_secs(1);
         for (failures, longest) in [(1, 1), (2, 2), (3, 4), (6, 30), (1000, 30)] {
             for _ in 0..50 {
@@ -687,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_kubernetes_service_keeps_its_texts_and_other_texts_are_removed() {
+    fn refused_kubernetes_service_keeps_its_texts_and_texts_of_missing_services_are_removed() {
         let shared = Shared::default();
         let now = |texts: &[(&str, &str)]| Kubernetes {
             name: "k".to_owned(),

@@ -50,7 +50,7 @@ pub struct Diagnostic {
     pub primary: (Range<usize>, String),
     /// Related positions, each with a note.
     pub context: Vec<(Range<usize>, String)>,
-    /// Fix for the finding.
+    /// Fix for the finding, if one is known.
     pub help: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl Diagnostic {
         }
     }
 
-    /// Sets the message at the position.
+    /// Sets the message that is shown at the position of the finding.
     #[must_use]
     pub fn label(mut self, text: impl Into<String>) -> Self {
         self.primary.1 = shortened(text.into());
@@ -103,7 +103,7 @@ impl Diagnostic {
         self
     }
 
-    /// Sets the fix.
+    /// Sets the fix of the finding.
     #[must_use]
     pub fn help(mut self, text: impl Into<String>) -> Self {
         self.help = Some(shortened(text.into()));
@@ -205,7 +205,7 @@ fn source<'a, T: Clone>(
 /// errors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
-    /// The first [`KEPT_MAX`] of each severity.
+    /// The first [`KEPT_MAX`] findings of each severity.
     kept: Vec<Diagnostic>,
     /// Numbers of all errors and warnings.
     counts: [usize; 2],
@@ -312,7 +312,7 @@ impl Report {
         shown.into_iter().map(|(_, finding)| finding).collect()
     }
 
-    /// The line with the number of findings that are not printed.
+    /// The line with the number of findings that are not printed; `None` if all are printed.
     fn rest(&self) -> Option<String> {
         let (errors, warnings) = (self.errors(), self.count(Severity::Warning));
         let more = (errors + warnings).checked_sub(SHOWN_MAX)?;
@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn diagnostic_about_long_word_is_short() {
+    fn diagnostic_texts_with_long_word_are_shortened_below_limit() {
         for word in ["x".repeat(3_000_000), "é".repeat(1_000_001)] {
             let title = format!("`{word}` is not an address and a port");
             let diagnostic = Diagnostic::error(0..0, title)
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_beyond_the_bound_are_counted() {
+    fn lines_beyond_the_maximum_number_are_omitted_and_counted() {
         let lines = |n: usize| vec!["x".to_owned(); n];
         assert_eq!(bounded(lines(KEPT_MAX)), lines(KEPT_MAX));
         let many = bounded(lines(KEPT_MAX + 7));

@@ -83,7 +83,7 @@ impl Files {
     }
 
     /// Path and byte range of the file that contains byte `at` of the joined text of `length`
-    /// bytes.
+    /// bytes; `None` if no file contains it.
     pub(crate) fn part(&self, at: usize, length: usize) -> Option<(&str, Range<usize>)> {
         let n = self
             .parts

@@ -116,7 +116,7 @@ pub(crate) struct Keys<'a> {
     pub(crate) table: Range<usize>,
     pub(crate) entries: &'a [(Spanned<String>, Spanned<Value>)],
     pub(crate) text: &'a str,
-    /// The service to which the table belongs.
+    /// The service to which the table belongs, if the address of the service is valid.
     pub(crate) service: Option<&'a ServiceId>,
     pub(crate) findings: Findings,
 }
@@ -145,7 +145,7 @@ impl Keys<'_> {
 
     fn wrong_type(&mut self, span: Range<usize>, expected: &str, found: &Value) {
         self.report(
-            Diagnostic::error(span, "value of a wrong type")
+            Diagnostic::error(span, "the value has a wrong type")
                 .label(format!("expected {expected}, found {}", found.describe())),
         );
     }
@@ -224,7 +224,7 @@ impl Keys<'_> {
         let finding = Diagnostic::error(self.place(key), format!("unknown word `{word}`"));
         self.report(match meant(&word, names.iter().copied()) {
             Some(name) => finding.help(format!("did you mean \"{name}\"?")),
-            None => finding.help(format!("one of: {}", names.join(", "))),
+            None => finding.help(format!("use one of: {}", names.join(", "))),
         });
         None
     }

@@ -16,7 +16,7 @@ fn converted(path: &Path) -> Result<Converted, String> {
     let text =
         String::from_utf8_lossy(&std::fs::read(path).expect("the file can be read")).into_owned();
     let name = path.display().to_string();
-    let kind = kind(&name, &text).ok_or("no kind")?;
+    let kind = kind(&name, &text).ok_or("the format is unknown")?;
     convert(kind, &name, &text, &OPTIONS)
 }
 
@@ -67,7 +67,7 @@ fn typical_files_of_keepalived_ldirectord_and_lvs_howto_are_converted() {
 
 /// Known numbers of services and servers, so that an empty result does not pass.
 #[test]
-fn published_files_convert_to_expected_numbers_of_services_and_servers() {
+fn typical_files_convert_to_expected_numbers_of_services_and_servers() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let counts = |name: &str| {
         let (_, config) = checked(&directory.join(name));
@@ -123,7 +123,7 @@ fn samples_of_debian_packages_are_converted() {
                         seen += 1;
                     }
                     Err(why) => assert!(
-                        why.contains("no virtual server") || why == "no kind",
+                        why.contains("no virtual server") || why == "the format is unknown",
                         "{}: {why}",
                         path.display()
                     ),
@@ -136,7 +136,7 @@ fn samples_of_debian_packages_are_converted() {
 
 /// Lines of `convert/cases` that begin with `#=` contain the expected result.
 #[test]
-fn cases_convert_as_annotated() {
+fn conversion_cases_yield_results_annotated_in_their_files() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert/cases");
     let all: Vec<PathBuf> = files(&directory)
         .into_iter()
@@ -168,7 +168,10 @@ fn case(path: &Path) -> Vec<String> {
         (Err(why), _) => return vec![format!("{name}: {why}")],
         (Ok(done), None) => done,
         (Ok(done), Some((_, expected))) => {
-            return vec![format!("{name}: no error {expected}\n{}", done.toml)];
+            return vec![format!(
+                "{name}: the conversion did not fail with `{expected}`\n{}",
+                done.toml
+            )];
         }
     };
     let config = match Config::from_toml("converted.toml", &done.toml) {
@@ -198,7 +201,7 @@ fn case(path: &Path) -> Vec<String> {
         .filter(|(word, rest)| !is_so(word, rest))
         .map(|(word, rest)| {
             format!(
-                "{name}: not met: {word} {rest}\nservers {}\n{:#?}\n{}\n--- rest\n{}",
+                "{name}: the expectation `{word} {rest}` is not met\nservers {}\n{:#?}\n{}\n--- rest\n{}",
                 servers.join(" "),
                 done.lost,
                 done.toml,
@@ -237,7 +240,7 @@ fn convert_with_omitted_settings_exits_with_code_4() {
 }
 
 #[test]
-fn convert_check_reports_why_it_cannot_compare() {
+fn convert_check_that_cannot_compare_reports_reason_and_exits_with_code_5() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     for (name, why) in [
         (
@@ -256,7 +259,7 @@ fn convert_check_reports_why_it_cannot_compare() {
             .expect("lvsd starts");
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(5), "{name}: {errors}");
-        assert!(errors.contains(why), "{name}: {errors}");
+        assert!(errors.contains(why), "{name}: no {why:?} in {errors}");
         assert!(output.stdout.is_empty(), "{name}");
     }
 }

@@ -24,7 +24,7 @@ fn check(text: &str) -> ExitStatus {
 }
 
 #[test]
-fn full_output_does_not_change_exit_code() {
+fn full_output_disk_does_not_change_exit_code_of_check_and_failed_start() {
     assert_eq!(check("").code(), Some(0));
     assert_eq!(check("nonsense = 1\n").code(), Some(3));
     let missing = Command::new(env!("CARGO_BIN_EXE_lvsd"))

@@ -14,7 +14,7 @@ fn errors(output: &Output) -> String {
 }
 
 #[test]
-fn commands_fail_if_output_disk_is_full() {
+fn commands_that_print_text_exit_with_code_1_if_output_disk_is_full() {
     let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let keepalived = directory.path().join("keepalived.conf");
     std::fs::write(&keepalived, "virtual_server 192.0.2.1 80 {\n delay 5\n}\n")
@@ -40,7 +40,10 @@ fn commands_fail_if_output_disk_is_full() {
             .expect("lvsd can be started");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         let message = errors(&output);
-        assert!(message.contains("write error"), "{arguments:?}: {message}");
+        assert!(
+            message.contains("write error"),
+            "{arguments:?}: no `write error` in {message}"
+        );
     }
 }
 
@@ -57,7 +60,7 @@ fn file_argument_without_option_suggests_config_option() {
 }
 
 #[test]
-fn converted_text_has_no_control_characters() {
+fn converted_text_and_messages_have_no_control_characters() {
     let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let path = directory.path().join("keepalived.conf");
     let text = "include keepalived.conf\n\
@@ -103,11 +106,14 @@ fn check_config_option_is_refused_with_a_hint_to_lvsd_check() {
 }
 
 #[test]
-fn command_of_lvsadm_is_refused_with_its_program() {
+fn lvsadm_command_given_to_lvsd_is_refused_with_name_of_lvsadm() {
     let output = lvsd(&["doctor"]).output().expect("lvsd can be started");
     assert_eq!(output.status.code(), Some(2));
     let message = errors(&output);
-    assert!(message.contains("`lvsadm doctor`"), "{message}");
+    assert!(
+        message.contains("`lvsadm doctor`"),
+        "no \"`lvsadm doctor`\" in {message}"
+    );
 }
 
 /// Checks the file as written, and with those of its commented keys that are compatible.

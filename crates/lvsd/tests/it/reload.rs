@@ -48,7 +48,7 @@ fn reload_during_start_does_not_end_lvsd() {
 
 /// The running daemon uses another file than the default, with a relative path.
 #[test]
-fn reload_names_the_file_of_the_daemon() {
+fn reload_plan_and_keepalived_config_report_errors_in_file_of_running_daemon() {
     let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let path = directory.path().join("own.toml");
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
@@ -101,10 +101,16 @@ fn reload_names_the_file_of_the_daemon() {
     for command in ["reload", "plan", "keepalived-config"] {
         let (code, reported) = run(&[command]);
         assert_eq!(code, Some(3), "{command}: {reported}");
-        assert!(reported.contains("own.toml:6:"), "{command}: {reported}");
-        assert!(!reported.contains("/etc/lvsd"), "{command}: {reported}");
+        assert!(
+            reported.contains("own.toml:6:"),
+            "{command}: no `own.toml:6:` in {reported}"
+        );
+        assert!(
+            !reported.contains("/etc/lvsd"),
+            "{command}: unexpected `/etc/lvsd` in {reported}"
+        );
     }
-    std::fs::remove_file(&path).expect("this test owns the file");
+    std::fs::remove_file(&path).expect("the file can be removed");
     let (code, reported) = run(&["reload"]);
     assert_eq!(code, Some(3), "{reported}");
     assert!(

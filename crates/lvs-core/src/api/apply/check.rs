@@ -210,7 +210,7 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.len() > LOCAL_ADDRESSES_MAX {
         let count = addresses.len();
         return Err(invalid(format!(
-            "{count} local addresses: the maximum is {LOCAL_ADDRESSES_MAX}"
+            "the list has {count} local addresses: the maximum is {LOCAL_ADDRESSES_MAX}"
         )));
     }
     let mut seen = BTreeSet::new();
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn local_address_that_is_unusable_is_refused() {
+    fn local_addresses_that_are_unusable_duplicate_or_more_than_256_are_refused() {
         for addr in [
             "0.0.0.0",
             "127.0.0.1",

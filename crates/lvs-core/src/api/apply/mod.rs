@@ -136,7 +136,7 @@ impl<'a> Changes<'a> {
                 failure: Failure::new(
                     FailureCode::Full,
                     format!(
-                        "{} changes: the maximum in one list is {CHANGES_MAX}",
+                        "the list has {} changes: the maximum is {CHANGES_MAX}",
                         calls.len()
                     ),
                 ),

@@ -108,7 +108,8 @@ impl ConnTable {
             }
     }
 
-    /// Whether the entry is in one of its own buckets. Other damage to an entry is not detected.
+    /// Whether the entry is in one of its own buckets, or in the overflow. Other damage to an entry
+    /// is not detected.
     fn lies_where_it_should(&self, handle: u32) -> bool {
         if !self.slots.in_place(handle) {
             return true;

@@ -209,8 +209,8 @@ impl ConnTable {
         });
     }
 
-    /// Gives a template ports that no look-up uses, so that no look-up finds it any more
-    /// (`ip_vs_check_template`).
+    /// Gives a template ports that no look-up uses, and marks it as ended, so that no look-up finds
+    /// it any more (`ip_vs_check_template`).
     pub(crate) fn hide_template(&mut self, handle: u32) {
         self.change(handle, |draft| {
             draft.key.virt.set_port(u16::MAX);

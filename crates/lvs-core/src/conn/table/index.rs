@@ -162,7 +162,10 @@ mod tests {
         for size in [1, 2, 3, 8, 100, 1 << 16, 1 << 20] {
             let mut index = Index::new(size as usize);
             for n in 0..size {
-                assert!(index.insert(hash(n), n), "{n} of {size}");
+                assert!(
+                    index.insert(hash(n), n),
+                    "the index refused entry {n} of {size}"
+                );
             }
             for n in 0..size {
                 assert_eq!(index.find(hash(n), |found| found == n), Some(n));
@@ -184,12 +187,12 @@ mod tests {
             if n >= size {
                 index.remove(hash(n - size), n - size);
             }
-            assert!(index.insert(hash(n), n), "{n}");
+            assert!(index.insert(hash(n), n), "the index refused entry {n}");
         }
     }
 
     #[test]
-    fn index_with_equal_hashes_uses_two_lines() {
+    fn index_of_equal_hashes_is_limited_to_two_lines_and_replaces_reference() {
         let mut index = Index::new(1000);
         let taken = (0..100).filter(|&n| index.insert(7, n)).count();
         assert_eq!(taken, PROBES);

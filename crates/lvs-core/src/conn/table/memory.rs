@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn full_table_uses_85_slots_of_100() {
+    fn layout_has_100_slots_for_85_connections() {
         for connections in [1, 2, 100, 1_000_000, 10_000_000] {
             let layout = Layout::new(connections, 1);
             let slots = layout.narrow_buckets as usize * Layout::WAYS;

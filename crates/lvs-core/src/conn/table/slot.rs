@@ -530,7 +530,7 @@ impl<'a> Entry<'a> {
     }
 
     /// Offloads the connection: the kernel fast path may forward its packets as long as `epoch` is
-    /// the current one.
+    /// the current one. If other entries match the same packets, only stores `epoch`.
     pub(crate) fn publish(self, epoch: u16) {
         // Written after the next hop, which is valid only in this epoch.
         let word = self.hot(HOT_STATE) & !0xffff_0000 | u64::from(epoch) << 16;

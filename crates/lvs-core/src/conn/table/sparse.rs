@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sparse_table_returns_inserted_values_only() {
+    fn sparse_table_returns_inserted_values_and_default_or_none_otherwise() {
         let mut values = Sparse::<u32>::default();
         assert_eq!(values.get(5), None);
         *values.entry(1_000_000) = 7;

@@ -130,7 +130,7 @@ fn lookup_finds_both_directions_and_newest_of_equal_entries() {
 }
 
 #[test]
-fn entry_with_an_equal_key_is_not_offloadable() {
+fn entry_is_not_offloadable_while_newer_entry_has_equal_key() {
     let mut table = ConnTable::new(8, 1);
     let old = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     table.get(old).publish(7);
@@ -390,8 +390,16 @@ fn timers_fire_at_their_deadline_and_not_before() {
                 .unwrap();
             let deadline = Instant::from_secs(start + u64::from(timeout));
             let before = Instant::from_nanos(deadline.as_nanos() - 1);
-            assert_eq!(due(&mut table, before), [0; 0], "{timeout} from {start}");
-            assert_eq!(due(&mut table, deadline), [1], "{timeout} from {start}");
+            assert_eq!(
+                due(&mut table, before),
+                [0; 0],
+                "timeout of {timeout} s, started at {start} s"
+            );
+            assert_eq!(
+                due(&mut table, deadline),
+                [1],
+                "timeout of {timeout} s, started at {start} s"
+            );
         }
     }
 }
@@ -414,7 +422,10 @@ fn timer_fires_within_5_ms_if_polled_at_next_wakeup() {
         assert!(fired >= deadline && fired - deadline < Duration::from_millis(5));
         // The wake-ups are the ticks at which books, pages, and portions of the last page are
         // distributed.
-        assert!(wakeups < 150, "{wakeups} for {timeout}");
+        assert!(
+            wakeups < 150,
+            "{wakeups} wakeups for a timeout of {timeout} s"
+        );
     }
 }
 
@@ -803,7 +814,7 @@ proptest! {
 }
 
 #[test]
-fn adoption_keeps_valid_entries_and_drops_damaged_ones() {
+fn adoption_keeps_valid_entries_and_drops_damaged_or_refused_entries() {
     let layout = Layout::new(100, 3);
     let words = borrowed(&layout);
     let mut table = ConnTable::with_memory(100, memory(layout, &words));

@@ -119,7 +119,8 @@ impl Wheel {
         }
     }
 
-    /// Inserts a slot into the wheel, at its deadline.
+    /// Inserts a slot into the wheel, at its deadline. Does nothing if the wheel already visits the
+    /// slot at its deadline or earlier.
     #[inline]
     pub(super) fn arm(&mut self, handle: u32, entry: Entry<'_>) {
         let deadline = tick_of(entry.expires());
@@ -216,7 +217,8 @@ impl Wheel {
         }
     }
 
-    /// The deadlines of some records of one chunk, by position in the chunk.
+    /// The deadlines of some records of one chunk, by position among the records of the chunk. Also
+    /// loads the cache lines that the removal of their entries will need.
     fn load(&self, slots: &Slots, places: core::ops::Range<usize>) -> [u64; RECORDS] {
         let mut deadlines = [0; RECORDS];
         let from = places.start & !(CHUNK - 1) | HEADER;

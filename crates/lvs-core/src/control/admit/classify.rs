@@ -227,8 +227,9 @@ pub(in crate::control) fn classify<S: State>(
     }
 }
 
-/// Tries up to [`OTHERS`] usable servers that follow the chosen server in the list, because full
-/// NAT has no free local port towards the chosen one.
+/// Opens the connection to one of the next usable servers after `but` in the list, because full NAT
+/// has no free local port towards `but`. The first server follows the last one. Tries at most
+/// [`OTHERS`] servers.
 fn next_server<S: State>(
     state: &mut S,
     number: u32,
@@ -255,7 +256,8 @@ fn next_server<S: State>(
     Err(DropReason::NoLocalPort.into())
 }
 
-/// Chooses the server by a persistence template (`ip_vs_sched_persist`).
+/// Opens a connection to the server of the client's persistence template (`ip_vs_sched_persist`).
+/// If no template is usable, the scheduler chooses the server, and a new template is stored.
 fn persistent<S: State>(
     state: &mut S,
     number: u32,

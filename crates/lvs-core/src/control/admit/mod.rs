@@ -246,7 +246,9 @@ impl Control {
         slot
     }
 
-    /// Opens the connection (`ip_vs_conn_new`, `ip_vs_bind_dest`).
+    /// Opens the connection that `slot` describes, and counts it at `server` (`ip_vs_conn_new`,
+    /// `ip_vs_bind_dest`). A one-packet connection is not added to the table. The statistics do not
+    /// count connections of health checks.
     fn bind(
         &mut self,
         shard: &mut Shard,
@@ -275,7 +277,8 @@ impl Control {
     }
 
     /// Adds a one-packet connection to the table, because the decision about an ICMP error needs an
-    /// entry; `None` if the table is full.
+    /// entry. If the table is full, the server no longer counts the connection, and the result is
+    /// `None`.
     fn enter_once(
         &self,
         shard: &mut Shard,

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn ftp_address_in_passive_reply_is_found() {
+    fn ftp_address_is_found_only_in_passive_reply_of_expected_mode() {
         let server: IpAddr = "10.0.0.1".parse().unwrap();
         let read = |text: &str, mode| {
             let (listens, place) = reply(text.as_bytes(), mode, server)?;

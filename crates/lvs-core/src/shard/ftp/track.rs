@@ -729,7 +729,7 @@ mod tests {
     }
 
     #[test]
-    fn syn_on_tracked_connection_sets_numbers_when_acknowledged() {
+    fn syn_on_tracked_connection_sets_sequence_numbers_when_acknowledged() {
         let mut track = opened();
         let before = track.expect("the connection is tracked");
         assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
@@ -741,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn syn_ack_of_another_syn_does_not_change_tracked_numbers() {
+    fn syn_ack_of_another_syn_does_not_change_tracked_sequence_numbers() {
         for between in [false, true] {
             let mut track = opened();
             assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
@@ -758,7 +758,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_with_unexpected_number_keeps_tracked_connection() {
+    fn reset_closes_tracked_connection_only_with_expected_sequence_number() {
         let mut track = opened();
         assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
         assert!(bare(&mut track, From::Server, RST, 5011, 0));

@@ -14,7 +14,12 @@ use lvs_process::server::Sink;
 const IDLE: Duration = Duration::from_secs(1);
 
 impl Handle {
-    /// Sends packets until the client closes the connection, or the dataplane stops.
+    /// Sends the packets that match `filter` until the client closes the connection, or the
+    /// dataplane stops.
+    ///
+    /// # Errors
+    /// [`READERS_MAX`] captures are running already, the client has closed the connection, or the
+    /// dataplane is stopping.
     pub(super) fn capture(
         &self,
         filter: CaptureFilter,

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn change_without_keeper_succeeds_with_warning() {
+    fn change_without_keeper_warns_and_duplicate_service_is_refused() {
         let control = Control::new(Options::default());
         let handle = Handle::without_host(control);
         handle.threads.keeper().close();
@@ -245,7 +245,7 @@ mod tests {
         });
         let done = handle
             .apply(vec![add.clone()], false)
-            .expect("the change is made");
+            .expect("the change succeeds");
         assert_eq!(done.warnings.len(), 1);
         assert!(done.warnings[0].contains("keeper"), "{done:?}");
         assert_eq!(handle.context.control().services().count(), 1);
@@ -265,7 +265,7 @@ mod tests {
 
         let refusal = handle
             .apply(vec![add], false)
-            .expect_err("at least one exists");
+            .expect_err("an existing service was added again");
         assert_eq!(refusal.code, lvs_core::api::FailureCode::Exists);
     }
 }

@@ -92,7 +92,8 @@ impl Handler for Handle {
 }
 
 impl Handle {
-    /// Explains the fate of a packet.
+    /// Asks all packet workers about a packet, and returns the explanation of the worker that has
+    /// the packet's connection; if none has it, that of any worker.
     fn explain(&self, question: Question) -> Result<Value, Failure> {
         let all = self.threads.ask(move |worker| worker.explain(&question))?;
         // All workers decide alike on a packet that opens a connection. Only one worker has an
@@ -114,7 +115,7 @@ impl Handle {
     }
 }
 
-/// Sends items to the client, and the end of the list.
+/// Sends items to the client, and returns the final answer of the list.
 fn items(items: &[impl serde::Serialize], out: &mut Sink<'_>) -> Result<Value, Failure> {
     for item in items {
         out.item(item)?;

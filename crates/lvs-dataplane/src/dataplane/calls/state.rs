@@ -115,7 +115,9 @@ impl Handle {
         if count > ANNOUNCED_MAX {
             return Err(Failure::new(
                 FailureCode::Invalid,
-                format!("{count} addresses to announce: the maximum is {ANNOUNCED_MAX}"),
+                format!(
+                    "the list has {count} addresses to announce: the maximum is {ANNOUNCED_MAX}"
+                ),
             ));
         }
         let announced = self.threads.ask_keeper(move |keeper, reply| {

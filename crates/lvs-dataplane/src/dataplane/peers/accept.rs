@@ -29,7 +29,9 @@ const COMPLAIN: Duration = Duration::from_secs(60);
 /// Interval between two attempts to listen on an address that the host does not have.
 const BIND_AGAIN: Duration = Duration::from_millis(500);
 
-/// Accepts connections until the dataplane ends. Without `socket`, first waits until the host has
+/// Accepts the TCP connections of configured peers until the dataplane ends, and serves each in its
+/// own thread. Closes and counts those from other addresses, and those of a peer that already has
+/// [`GREETINGS_MAX`] unauthenticated connections. Without `socket`, first waits until the host has
 /// the listening address.
 pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
     let Some(socket) = socket.or_else(|| listen_in_time(peers)) else {
@@ -67,7 +69,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
                 if complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
                     complained = Some(Instant::now());
                     warn!(
-                        "refused a connection from {ip}, which is not a configured peer (--sync-peer)"
+                        "a connection from {ip} was refused, because this address is not a configured peer (--sync-peer)"
                     );
                 }
                 continue;
@@ -219,7 +221,10 @@ fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &H
     if let Some(before) = before {
         let _ = before.shutdown(Shutdown::Both);
     }
-    info!("replicating the connections to peer {}", peer.address);
+    info!(
+        "the connections of this director are replicated to peer {}",
+        peer.address
+    );
     sender::run(peers, peer, stream, handshake);
     {
         let mut state = peer.state();

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn nonce_contains_features_of_the_director() {
+    fn service_comparison_requires_authenticated_marker_in_nonces_of_both_peers() {
         let new = Introduction::new([3; 16], [4; 24]);
         let old = Introduction {
             identity: [5; 16],
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn sealed_frames_are_opened_unchanged_and_in_order() {
+    fn sealed_peer_frames_are_opened_in_order_and_forged_frames_are_refused() {
         let handshake = handshake(b"one", 1);
         let (mut sealed, mut ends) = (Vec::new(), Vec::new());
         let mut replicated = handshake.replicated();
@@ -437,20 +437,20 @@ mod tests {
             let answer = handshake.replicated().read(&mut &changed[..]);
             assert!(
                 matches!(answer, Err(FrameError::Forged | FrameError::TooLong)),
-                "byte {at}"
+                "a change of byte {at} was not detected"
             );
         }
     }
 
     #[test]
-    fn peer_key_of_wrong_length_or_unsafe_mode_is_refused() {
+    fn peer_key_file_that_is_missing_unsafe_or_of_wrong_length_is_refused() {
         let dir = std::env::temp_dir().join(format!("lvs-key-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).expect("a directory");
+        std::fs::create_dir_all(&dir).expect("the directory can be created");
         let path = dir.join("key");
         let write = |text: &str, mode: u32| {
-            std::fs::write(&path, text).expect("written");
+            std::fs::write(&path, text).expect("the file can be written");
             let mode = std::fs::Permissions::from_mode(mode);
-            std::fs::set_permissions(&path, mode).expect("set");
+            std::fs::set_permissions(&path, mode).expect("the permissions can be set");
             Key::read(&path).map(|key| key.0)
         };
         let good = "0123456789abcdef0123456789abcdef";
@@ -459,11 +459,11 @@ mod tests {
         let output =
             write(good, 0o644).expect_err("a key file that all users may read was accepted");
         assert!(output.contains("chmod 600"), "{output}");
-        let output = write("short", 0o600).expect_err("the key is too short");
+        let output = write("short", 0o600).expect_err("a key that is too short was accepted");
         assert!(output.contains("openssl rand -hex 32"), "{output}");
         assert!(write(&"x".repeat(5000), 0o600).is_err());
-        std::fs::remove_dir_all(&dir).expect("removed");
-        let output = Key::read(&path).expect_err("the file is missing");
+        std::fs::remove_dir_all(&dir).expect("the directory can be removed");
+        let output = Key::read(&path).expect_err("a key was read from a missing file");
         assert!(output.contains("cannot read the key"), "{output}");
     }
 

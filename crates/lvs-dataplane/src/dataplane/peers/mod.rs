@@ -159,12 +159,12 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Step {
-    /// The peer is disconnected.
+    /// The peer is not connected.
     #[default]
     Away,
     /// The peer sends the full sync.
     Bulk,
-    /// The peer sends updates.
+    /// The peer has sent the full sync, and sends updates.
     Follows,
 }
 
@@ -200,7 +200,9 @@ impl Peers {
         }
         if addresses.len() > PEERS_MAX {
             let count = addresses.len();
-            return Err(format!("{count} peers: the maximum is {PEERS_MAX}"));
+            return Err(format!(
+                "{count} peers are configured: the maximum is {PEERS_MAX}"
+            ));
         }
         let key = Key::read(&config.key_file)?;
         let any = |v6: bool| match v6 {
@@ -510,8 +512,8 @@ impl Peers {
                 Step::Follows if !state.compared => {
                     "the connections have not been compared yet".to_owned()
                 }
-                Step::Follows => format!("{} of its connections are missing", state.missing),
-                Step::Bulk => format!("it has sent {} connections so far", state.received),
+                Step::Follows => format!("{} connections of this peer are missing", state.missing),
+                Step::Bulk => format!("the peer has sent {} connections so far", state.received),
                 // A peer that refuses the handshake delays readiness without limit: the operator
                 // has to correct the cause.
                 Step::Away => match &state.trouble {
@@ -524,7 +526,7 @@ impl Peers {
             Some(format!("{}: {text}", peer.address))
         });
         if waits.is_none() && !self.ready.swap(true, Ordering::AcqRel) {
-            info!("ready: this director has the connections of all peers that can be reached");
+            info!("ready: this director waits for no more connections of its peers");
         }
         waits
     }

@@ -37,7 +37,9 @@ const REPAIRS_IN_A_ROW: u32 = 3;
 /// `REPAIRS_LATER`-th consecutive differing digest.
 const REPAIRS_LATER: u32 = 15;
 
-/// Receives connections from a peer until the dataplane ends.
+/// Receives connections from a peer until the dataplane ends. After each failure, this director
+/// becomes the owner of the connections that it has borrowed from the peer, and connects again
+/// after a pause.
 pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
     let mut last_text = String::new();
     while !peers.is_stopping() {
@@ -88,7 +90,8 @@ fn refused(text: impl Into<String>) -> Ended {
     (Trouble::Refused, text.into())
 }
 
-/// Connects to a peer, and receives until the session fails or the dataplane ends.
+/// Connects to a peer, and receives until the session fails or the dataplane ends. Sets `borrowed`
+/// as soon as this director may borrow connections.
 fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, borrowed: &mut bool) -> Result<(), Ended> {
     let mut stream = TcpStream::connect_timeout(&peer.address, CONNECT).map_err(away)?;
     let (identity, handshake) = introduce(peers, &mut stream).inspect_err(|ended| {
@@ -343,7 +346,8 @@ fn receive_frames(
     Ok(())
 }
 
-/// Compares a peer's services with those of this director.
+/// Compares a peer's services with those of this director, and logs when they have differed for too
+/// long, or are equal again.
 fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
     let ours = peers.services();
     let now = Instant::now();
@@ -424,7 +428,11 @@ mod tests {
             while !delivery.is_finished() {
                 for (number, worker) in workers.iter_mut().enumerate() {
                     let jobs = parts.1.worker(number).mailbox.take();
-                    assert!(jobs.len() <= PORTIONS_MAX, "{} wait", jobs.len());
+                    assert!(
+                        jobs.len() <= PORTIONS_MAX,
+                        "too many portions wait: {}",
+                        jobs.len()
+                    );
                     rounds += usize::from(!jobs.is_empty());
                     for job in jobs {
                         let before = connections(worker);
@@ -435,7 +443,7 @@ mod tests {
                 thread::yield_now();
             }
             assert!(
-                delivery.join().expect("no panic"),
+                delivery.join().expect("the thread does not panic"),
                 "a packet worker has exited before all connections were delivered"
             );
             // The last portions of each worker are still queued when the delivery ends.

@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_message_begins_full_sync_unless_one_is_pending() {
+    fn lost_message_begins_full_sync_unless_unstarted_full_sync_is_pending() {
         let peers = peers_of(None, ([127, 0, 0, 1], 1).into());
         let full_syncs = || peers.report().full_syncs;
         let walk = full_sync(&peers, None);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn receiver_that_reads_too_slowly_is_disconnected() -> io::Result<()> {
+    fn write_to_receiver_that_reads_too_slowly_times_out() -> io::Result<()> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (mut slow, _) = listener.accept()?;
@@ -355,7 +355,9 @@ mod tests {
         // More than all socket buffers can store.
         let bytes = vec![0; 64 << 20];
         let given_up = write_within(&stream, &bytes, Duration::from_millis(200));
-        let kind = given_up.expect_err("the peer reads too slowly").kind();
+        let kind = given_up
+            .expect_err("all bytes were written within the time limit")
+            .kind();
         let known = [io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock];
         assert!(known.contains(&kind), "{kind:?}");
         Ok(())

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_difference_of_services_raises_one_alarm() {
+    fn lasting_difference_of_services_raises_one_alarm_and_short_difference_none() {
         let ours = digests(1);
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);

@@ -39,9 +39,9 @@ pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
 
 /// Creates the parts of a director whose connections are divided among `workers` packet workers.
 pub(super) fn parts(control: Control, workers: usize) -> Parts {
-    let threads = Threads::new(workers).expect("descriptors");
+    let threads = Threads::new(workers).expect("descriptors are available");
     let context = Context::without_kernel(control);
-    let workers = NonZeroUsize::new(workers).expect("at least one worker");
+    let workers = NonZeroUsize::new(workers).expect("at least one worker exists");
     context.publish(Arc::new(View {
         generation: 1,
         steering: Some(Arc::new(Steering::new(workers, 7, false))),
@@ -81,7 +81,7 @@ pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers>
         counts: Counts::default(),
         ready: AtomicBool::new(false),
         stop: AtomicBool::new(false),
-        wake: EventFd::new().expect("a descriptor"),
+        wake: EventFd::new().expect("a descriptor is available"),
         sleeping: Default::default(),
         threads: Mutex::default(),
     })
@@ -89,7 +89,7 @@ pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers>
 
 /// The packet workers, which run their jobs when the test calls [`run_jobs`].
 pub(super) fn workers_of((context, threads): &Parts) -> Vec<Worker> {
-    let count = NonZeroUsize::new(threads.workers().len()).expect("at least one worker");
+    let count = NonZeroUsize::new(threads.workers().len()).expect("at least one worker exists");
     let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
     let worker = |number| {
         let shard = context.control().shard(number).expect("the shard is free");
@@ -116,7 +116,7 @@ fn counted(peers: &Peers) -> (u64, u64) {
 }
 
 fn listener() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("the listener can be opened");
     let address = listener.local_addr().expect("the listener has an address");
     (listener, address)
 }
@@ -137,7 +137,7 @@ fn listens() -> Listens {
 
 fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
     let (listener, address) = listener();
-    let stream = TcpStream::connect(address).expect("it listens");
+    let stream = TcpStream::connect(address).expect("the peer listens");
     let (theirs, _) = listener.accept().expect("the peer has connected");
     let peers = peers_of(parts, address);
     let ours = Introduction::new([1; 16], [1; 24]);
@@ -159,7 +159,11 @@ impl Listens {
     fn read_whole(&mut self) -> usize {
         let mut bytes = 0;
         loop {
-            match self.replicated.read(&mut self.stream).expect("a frame") {
+            match self
+                .replicated
+                .read(&mut self.stream)
+                .expect("the peer sends a frame")
+            {
                 (Kind::Whole, _) => return bytes,
                 (Kind::Items, items) => bytes += items.len(),
                 _ => {}
@@ -338,19 +342,21 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         let peers = peers(address);
         let all = peers.clone();
         let receiving = thread::spawn(move || receiver::run(&all, &all.peers[0]));
-        let (mut stream, _) = socket.accept().expect("it connects");
+        let (mut stream, _) = socket.accept().expect("the receiver connects");
         let mut theirs = [0; INTRODUCTION_LEN];
         stream
             .read_exact(&mut theirs)
             .expect("the handshake has arrived");
-        let theirs = Introduction::parse(&theirs).expect("an introduction");
+        let theirs = Introduction::parse(&theirs).expect("the bytes are an introduction");
         let ours = Introduction::new([2; 16], [2; 24]);
         let handshake = Handshake::new(&Key::of(KEY), theirs, ours);
         let mut bytes = ours.to_bytes().to_vec();
         bytes.extend(handshake.sender_proof());
         stream.write_all(&bytes).expect("the bytes are sent");
         let mut proof = [0; PROOF_LEN];
-        stream.read_exact(&mut proof).expect("a proof");
+        stream
+            .read_exact(&mut proof)
+            .expect("the proof has arrived");
         assert!(handshake.is_receiver(&proof));
         let bytes = make(&mut handshake.replicated());
         stream.write_all(&bytes).expect("the bytes are sent");
@@ -377,7 +383,7 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
         let (stream, replicated) = (&mut it.stream, &mut it.replicated);
         let reads = scope.spawn(move || {
             loop {
-                let (kind, payload) = replicated.read(stream).expect("a frame");
+                let (kind, payload) = replicated.read(stream).expect("the peer sends a frame");
                 if kind == Kind::Digest {
                     return payload;
                 }
@@ -387,7 +393,7 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
             run_jobs(parts, workers);
             thread::yield_now();
         }
-        reads.join().expect("no panic")
+        reads.join().expect("the thread does not panic")
     });
     drop(it.stream);
     while !it.sender.is_finished() {
@@ -455,7 +461,7 @@ fn service_digests_are_bounded_and_sent_only_to_peers_that_support_them() {
 /// A peer is in sync after a comparison that finds no missing connections. Otherwise its state
 /// contains the seconds since it was in sync, or since the start.
 #[test]
-fn peer_state_counts_seconds_since_peer_was_in_sync() {
+fn peer_state_reports_seconds_out_of_sync_missing_connections_and_alarm() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
@@ -487,10 +493,13 @@ fn peer_state_counts_seconds_since_peer_was_in_sync() {
 }
 
 #[test]
-fn peers_above_the_limit_are_refused() {
+fn more_than_8_peers_are_refused() {
     let control = Control::new(Options::default());
     let parts = parts(control, 1);
-    for (count, words) in [(8, "cannot read the key"), (9, "9 peers: the maximum is 8")] {
+    for (count, words) in [
+        (8, "cannot read the key"),
+        (9, "9 peers are configured: the maximum is 8"),
+    ] {
         let config = PeersConfig {
             peers: (1..=count)
                 .map(|n| SocketAddr::from(([192, 0, 2, n], 0)))
@@ -498,7 +507,8 @@ fn peers_above_the_limit_are_refused() {
             key_file: "/nowhere".into(),
             ..PeersConfig::default()
         };
-        let output = Peers::start(&config, &parts.0, &parts.1).expect_err("the key is missing");
+        let output = Peers::start(&config, &parts.0, &parts.1)
+            .expect_err("replication started without a key");
         assert!(output.contains(words), "{output}");
     }
 }
@@ -535,13 +545,15 @@ impl Director {
         for worker in &mut workers {
             worker.with_decider(|decider| decider.shard.keep_replicas(peers.keys));
         }
-        listener.set_nonblocking(true).expect("a socket");
+        listener
+            .set_nonblocking(true)
+            .expect("the socket can be non-blocking");
         let (all, peer) = (peers.clone(), peers.peers[0].clone());
         let spawned = peers.spawn("lvs-peer-gets", move || receiver::run(&all, &peer));
-        spawned.expect("a thread");
+        spawned.expect("the thread can be started");
         let all = peers.clone();
         let spawned = peers.spawn("lvs-peers", move || accept::run(&all, Some(listener)));
-        spawned.expect("a thread");
+        spawned.expect("the thread can be started");
         Self {
             parts,
             workers,
@@ -559,7 +571,7 @@ impl Director {
             let verdict = home.with_decider(|decider| decider.packet(&meta, now));
             assert!(
                 matches!(verdict, Verdict::Forward(_)),
-                "{port}: {verdict:?}"
+                "a packet from port {port} was not forwarded: {verdict:?}"
             );
         }
     }
@@ -609,7 +621,10 @@ fn run_until(
 ) {
     let begun = Instant::now();
     while !done(directors) {
-        assert!(begun.elapsed() < Duration::from_secs(120), "{what}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(120),
+            "timed out waiting for {what}"
+        );
         directors.iter_mut().for_each(Director::work);
         thread::sleep(Duration::from_millis(1));
     }
@@ -618,7 +633,7 @@ fn run_until(
 /// Directors with different numbers of packet workers replicate to each other: a full sync,
 /// updates, a take-over of one connection, and of all connections when a director stops.
 #[test]
-fn connections_are_replicated_between_any_numbers_of_workers() {
+fn connections_are_replicated_between_directors_with_any_numbers_of_workers() {
     for counts in [[1, 1], [1, 2], [2, 1], [3, 2]] {
         replicate(counts);
     }
@@ -681,7 +696,7 @@ fn replicate(workers: [usize; 2]) {
     both[1].packets(1000..2400, 0x10);
     let peers = both[1].peers.clone();
     let both_end = thread::spawn(move || peers.end());
-    run_until("the end", &mut both, |_| {
+    run_until("the threads to end", &mut both, |_| {
         ends.is_finished() && both_end.is_finished()
     });
 }

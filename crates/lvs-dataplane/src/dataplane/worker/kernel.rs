@@ -212,7 +212,8 @@ impl Worker {
     }
 
     /// Writes the local ports of connections for the BPF programs and for a successor. Returns true
-    /// if more are queued.
+    /// if more are queued. Without the map for them, requests it from the keeper and leaves the
+    /// ports in the queue; discards them if too many are queued, or if the map cannot be created.
     pub(super) fn write_local_ports(&mut self) -> bool {
         let shard = &mut self.decider.shard;
         let waiting = shard.local_changes_len();

@@ -186,9 +186,10 @@ impl Worker {
         }
     }
 
-    /// Processes packets until the dataplane stops, with real-time scheduling if requested and
-    /// permitted. Then passes its ports to the keeper, which closes them after everything that
-    /// depends on them.
+    /// Processes packets until the dataplane stops, or until it cannot wait for packets; with
+    /// real-time scheduling if requested and permitted. Then queues the remaining messages for the
+    /// synchronisation master and the peers, and passes its ports to the keeper, which closes them
+    /// after everything that depends on them.
     pub(super) fn run(mut self, real_time: bool) {
         let (context, threads) = (self.context.clone(), self.threads.clone());
         let _ended = threads.worker_runs(self.number);
@@ -398,8 +399,8 @@ impl Worker {
         self.look_at_priority(started + took);
     }
 
-    /// As [`receive`](Self::receive), for frames that the caller passes. Frames to send are counted
-    /// and dropped.
+    /// Processes frames as if they had been received on `port`. Returns the number of frames that
+    /// would be sent; these are dropped.
     #[cfg(feature = "testing")]
     pub(super) fn process(&mut self, port: PortId, frames: &mut [Frame]) -> usize {
         self.take_view();
@@ -453,7 +454,7 @@ impl Worker {
                     format!("dropped ({}): {}", drop.name(), drop.describe()),
                     true,
                 ),
-                (None, None) => ("not for the director".to_owned(), false),
+                (None, None) => ("without a decision of the director, such as ARP or a fragment of an incomplete datagram".to_owned(), false),
             };
             let shown = Shown {
                 interface: self.network.view().tables.name(port),
@@ -470,7 +471,8 @@ impl Worker {
     }
 
     /// Passes requests to the keeper, sends frames or returns them to the host, and passes packets
-    /// to the workers that own their connections.
+    /// to the workers that own their connections. If the list of local clients has no room for
+    /// another one, refuses the request for it and counts the refusal.
     fn flush(&mut self) {
         self.heed_lessons();
         if !self.output.requests.is_empty() {
@@ -546,7 +548,8 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// Passes the queued packets to the other workers.
+    /// Passes the queued packets to the other workers, and drops those for which a worker's inbox
+    /// has no room. Counts both.
     fn post_parcels(&mut self) {
         let links = self.threads.workers().iter();
         for (link, parcels) in links.zip(&mut self.others.outboxes) {

@@ -63,7 +63,7 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
         .expect("the server is new");
     let shards: Vec<Shard> = (0..WORKERS).map_while(|n| control.shard(n)).collect();
     let context = Context::without_kernel(control);
-    let threads = Arc::new(Threads::new(WORKERS).expect("descriptors"));
+    let threads = Arc::new(Threads::new(WORKERS).expect("descriptors are available"));
     let workers = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");
     let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(workers));
     let mut queues = Vec::new();
@@ -179,7 +179,7 @@ fn query_about_connection_reports_why_it_is_not_offloaded() {
 }
 
 #[test]
-fn two_workers_of_one_director_forward_packets_and_share_counts() {
+fn two_workers_of_one_director_forward_packets_and_their_counts_are_added() {
     let Bed {
         context,
         threads,
@@ -189,11 +189,11 @@ fn two_workers_of_one_director_forward_packets_and_share_counts() {
     } = bed(None);
     assert_eq!(threads.taken(), 0);
 
-    let arena = Arena::new(2 * WORKERS, 2048).expect("a mapping");
+    let arena = Arena::new(2 * WORKERS, 2048).expect("the memory can be mapped");
     for (number, worker) in workers.iter_mut().enumerate() {
         let mut io = MemoryIo::new();
         for place in 0..2 {
-            let port = u16::try_from(4000 + 10 * number + place).expect("small");
+            let port = u16::try_from(4000 + 10 * number + place).expect("the number is small");
             io.input.push_back(syn(&arena, 2 * number + place, port));
         }
         worker.attach(PORT, Port::Memory(io));
@@ -210,7 +210,9 @@ fn two_workers_of_one_director_forward_packets_and_share_counts() {
         "lent frames were not returned to the backend"
     );
     let reports = workers.iter_mut().map(Worker::report);
-    let all = reports.reduce(Report::add).expect("two workers");
+    let all = reports
+        .reduce(Report::add)
+        .expect("two workers send a report");
     assert_eq!((all.connections, all.capacity), (4, 512));
     let templates = all.decisions(3);
     let templates = templates.filter(|of| of.reason == "evicted_template");
@@ -240,7 +242,7 @@ fn packet_that_waits_for_neighbour_leaves_before_later_packet() {
         ..
     } = bed(None);
     let worker = &mut workers[0];
-    let arena = Arena::new(2, 2048).expect("a mapping");
+    let arena = Arena::new(2, 2048).expect("the memory can be mapped");
     publish(&context, 2, [10, 0, 0, 9], None);
     let mut io = MemoryIo::new();
     io.input.push_back(syn(&arena, 0, 4000));
@@ -271,7 +273,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
         ..
     } = bed(Some(steering.clone()));
     let ports = 4000..4040_u16;
-    let arena = Arena::new(ports.len(), 2048).expect("a mapping");
+    let arena = Arena::new(ports.len(), 2048).expect("the memory can be mapped");
     let mut io = MemoryIo::new();
     for (slot, port) in ports.clone().enumerate() {
         io.input.push_back(syn(&arena, slot, port));
@@ -353,7 +355,7 @@ fn syn_limiter_counts_all_packets_that_open_connections() {
             [
                 198,
                 18,
-                u8::try_from(nth).expect("small"),
+                u8::try_from(nth).expect("the number is small"),
                 n.to_be_bytes()[1],
             ]
         };
@@ -361,7 +363,10 @@ fn syn_limiter_counts_all_packets_that_open_connections() {
         let before = refused(worker);
         receive(worker, flood.collect());
         let passed = sent(worker).len();
-        assert!(passed < 100, "SYN and {flags}: {passed}");
+        assert!(
+            passed < 100,
+            "too many packets with SYN and {flags} passed: {passed} of 200"
+        );
         let counted = refused(worker);
         assert_eq!(counted - before, 200 - passed as u64, "SYN and {flags}");
         // A packet of an existing connection is not counted.
@@ -393,7 +398,7 @@ fn frame_from_other_worker_during_round_is_processed_next() {
         mut workers,
         ..
     } = bed(None);
-    let arena = Arena::new(2, 2048).expect("a mapping");
+    let arena = Arena::new(2, 2048).expect("the memory can be mapped");
     let late = Frame::from_bytes(syn(&arena, 1, 4001).bytes());
     let worker = &mut workers[0];
     worker.decider.hook = Some(Box::new(Late(threads.clone(), Some(late))));
@@ -415,7 +420,7 @@ fn frame_from_other_worker_during_round_is_processed_next() {
 
 /// Real-time scheduling ends even during a long round.
 #[test]
-fn worker_with_long_round_is_demoted_between_two_pieces() {
+fn real_time_worker_is_demoted_during_long_round() {
     use super::super::priority::Pretended;
 
     let Bed { mut workers, .. } = bed(None);
@@ -423,7 +428,7 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
         panic!("there are two workers")
     };
     let mut io = MemoryIo::new();
-    let arena = Arena::new(3 * BATCH, 2048).expect("a mapping");
+    let arena = Arena::new(3 * BATCH, 2048).expect("the memory can be mapped");
     for slot in 0..3 * BATCH {
         io.input.push_back(syn(&arena, slot, 4000));
     }
@@ -460,13 +465,13 @@ fn worker_with_long_round_is_demoted_between_two_pieces() {
     for _ in 0..2 {
         let (seen, thread) = (seen.clone(), thread.clone());
         worker.link().mailbox.post(move |_| {
-            let mut seen = seen.lock().expect("one thread");
+            let mut seen = seen.lock().expect("no thread panicked with the lock");
             seen.push(thread.is_real_time());
         });
     }
     worker.do_jobs();
     assert_eq!(
-        *seen.lock().expect("one thread"),
+        *seen.lock().expect("no thread panicked with the lock"),
         [true, false],
         "the worker was not demoted between two jobs"
     );
@@ -496,7 +501,7 @@ fn stuck_worker_loses_only_its_own_packets() {
     workers[0].attach(PORT, Port::Memory(MemoryIo::new()));
     let rounds = super::super::inbox::PARCELS_MAX / 32 + 4;
     for _ in 0..rounds {
-        let arena = Arena::new(33, 2048).expect("a mapping");
+        let arena = Arena::new(33, 2048).expect("the memory can be mapped");
         let Some((_, Port::Memory(io))) = workers[0].ports.iter_mut().next() else {
             panic!("the port exists")
         };

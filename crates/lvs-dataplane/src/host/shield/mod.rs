@@ -83,15 +83,15 @@ pub enum ShieldError {
     /// The interface does not exist.
     #[error("the interface {interface} to shield does not exist: `ip link` lists the interfaces")]
     NoInterface {
-        /// The interface.
+        /// Name of the missing interface.
         interface: String,
     },
     /// Another error of a system call.
     #[error("cannot {what} in the table {table}: {source}{words}")]
     Os {
-        /// The failed action.
+        /// The action that failed, as a verb with its object.
         what: String,
-        /// The table.
+        /// Name of the shield's table.
         table: String,
         /// The error of the kernel.
         source: io::Error,
@@ -183,7 +183,7 @@ impl Shield {
         Ok(this)
     }
 
-    /// The table's name.
+    /// Name of the shield's table in nftables.
     pub fn table(&self) -> &str {
         &self.table
     }

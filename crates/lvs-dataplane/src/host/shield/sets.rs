@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn service_hides_its_port_and_fragments_of_its_address() {
+    fn shield_sets_contain_services_by_port_or_host_and_vips() {
         let spec = Intercept {
             services: [
                 endpoint("192.0.2.1", 6, 80),

@@ -51,7 +51,7 @@ pub enum OpenError {
          CAP_NET_ADMIN"
     )]
     Permission {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
     },
     /// The interface does not exist.
@@ -59,7 +59,7 @@ pub enum OpenError {
         "the interface {interface} (index {ifindex}) does not exist: `ip link` lists the interfaces"
     )]
     NoInterface {
-        /// The interface.
+        /// Name of the missing interface.
         interface: String,
         /// The index of the missing interface.
         ifindex: u32,
@@ -67,9 +67,9 @@ pub enum OpenError {
     /// Another error of a system call.
     #[error("cannot {step} for {interface}: {source}")]
     Os {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
-        /// The failed step.
+        /// The step that failed, as a verb with its object.
         step: &'static str,
         /// The error of the kernel.
         source: io::Error,

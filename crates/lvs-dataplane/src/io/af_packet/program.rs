@@ -306,7 +306,7 @@ mod tests {
                         JUMP => at += k as usize,
                         RETURN => return k,
                         RETURN_A => return a,
-                        _ => panic!("instruction {code:#x}"),
+                        _ => panic!("unknown instruction {code:#x}"),
                     }
                     continue;
                 }
@@ -344,7 +344,7 @@ mod tests {
             };
             (l4[12], l4[13]) = (0x50, flags[usize::from(src.1 % 4)]);
         }
-        let len = u16::try_from(l4.len()).expect("short");
+        let len = u16::try_from(l4.len()).expect("the packet is short");
         match (src.0, dst.0) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 let mut ip = vec![0x46, 0];
@@ -390,7 +390,7 @@ mod tests {
     }
 
     fn steering(by_address: bool) -> Steering {
-        let workers = NonZeroUsize::new(WORKERS).expect("not zero");
+        let workers = NonZeroUsize::new(WORKERS).expect("the number of workers is not zero");
         let local = [
             IpAddr::from(Ipv4Addr::new(10, 0, 0, 9)),
             IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 9)),
@@ -417,7 +417,7 @@ mod tests {
         let program = program(&steering.plan(vips.iter().copied()), true);
         assert!(program.len() <= MAX);
         let member = run(&program, *ethertype, ip) as usize;
-        let packet = parse::ip(ip, false).expect("a packet");
+        let packet = parse::ip(ip, false).expect("the bytes are a valid packet");
         let home = steering.home(&packet, ip, table, &Intercept::default());
         assert_eq!(member % WORKERS, home, "{packet:?}");
         member
@@ -536,7 +536,7 @@ mod tests {
                     .icmpv4(kind)
                     .write(&mut error, &about)
                     .expect("writing to a vector succeeds");
-                let packet = parse::ip(&error, false).expect("a packet");
+                let packet = parse::ip(&error, false).expect("the bytes are a valid packet");
                 assert_eq!(
                     steering.home(&packet, &error, &table, &none),
                     home,
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn many_adjacent_addresses_are_merged_to_few_ranges() {
+    fn fanout_addresses_are_merged_to_bounded_number_of_ranges() {
         let steering = steering(false);
         let scattered = (0..20_000_u32).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n * 40_000 + 7)));
         let six = (0..20_000_u128).map(|n| IpAddr::V6(Ipv6Addr::from_bits(n << 64 | 7)));

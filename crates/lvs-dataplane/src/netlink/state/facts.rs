@@ -18,7 +18,7 @@ pub struct Link {
     pub hardware: u16,
     /// The link's Ethernet address.
     pub mac: Option<LinkAddress>,
-    /// MTU of the interface.
+    /// MTU of the interface in bytes.
     pub mtu: u32,
     /// Whether the link is up (`IFF_UP`).
     pub up: bool,
@@ -42,9 +42,9 @@ impl Link {
 /// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Index of the interface.
+    /// Index of the interface that has the address.
     pub ifindex: u32,
-    /// The address.
+    /// The address itself.
     pub ip: IpAddr,
     /// Length of the prefix of the address's network.
     pub prefix_len: u8,
@@ -70,7 +70,7 @@ impl Address {
 /// The type of a route: the kernel's action for its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RouteKind {
-    /// Packets are forwarded.
+    /// Packets are forwarded to a next hop.
     Unicast,
     /// Packets to the address are for this host.
     Local,
@@ -80,7 +80,7 @@ pub enum RouteKind {
     Anycast,
     /// Packets to the address are for a group.
     Multicast,
-    /// Packets are dropped silently.
+    /// Packets are dropped without an ICMP error.
     Blackhole,
     /// Packets are refused: host unreachable.
     Unreachable,
@@ -157,15 +157,15 @@ impl Neighbour {
 /// The changes that a series of events has caused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Whether links have changed.
+    /// Whether a link was added, changed or removed.
     pub links: bool,
     /// Interfaces on which this host's addresses have to be announced again: they are new, have
     /// come up, have another MAC address or master, or the kernel requests it
     /// (`NETDEV_NOTIFY_PEERS`: a virtual machine has moved, a bond has failed over).
     pub appeared: Vec<u32>,
-    /// Whether addresses have changed.
+    /// Whether an address was added, changed or removed.
     pub addresses: bool,
-    /// Whether routes have changed.
+    /// Whether a route was added, changed or removed.
     pub routes: bool,
     /// The changed neighbours (interface and address).
     pub neighbours: Vec<(u32, IpAddr)>,

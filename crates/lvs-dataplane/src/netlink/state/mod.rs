@@ -46,7 +46,7 @@ impl NetState {
         self.links.values()
     }
 
-    /// The links that are up and have a carrier.
+    /// Indices of the links that are up and have a carrier.
     pub(super) fn running_links(&self) -> impl Iterator<Item = u32> {
         let running = self.links.values().filter(|link| link.running);
         running.map(|link| link.index)
@@ -98,7 +98,8 @@ impl NetState {
         hits.filter_map(|hit| Some((hit.oif, hit.gateway?)))
     }
 
-    /// The interfaces of unicast routes in the tables `main` and `default`, without duplicates.
+    /// Indices of the interfaces of unicast routes in the tables `main` and `default`, without
+    /// duplicates.
     pub(crate) fn routed_links(&self) -> impl Iterator<Item = u32> {
         let tables = [&self.v4, &self.v6].into_iter();
         let tables = tables.flat_map(|family| [&family.main, &family.default]);

@@ -10,7 +10,7 @@ const DELETE: Change = (libc::RTM_DELROUTE, 0);
 const REPLACE: Change = (libc::RTM_NEWROUTE, 0x100);
 
 fn route(b: &mut Builder, change: Change, dst: &str, kind: u8, (metric, oif): (u32, u32)) {
-    let (dst, len) = dst.split_once('/').expect("a network");
+    let (dst, len) = dst.split_once('/').expect("the text is a network");
     let IpAddr::V4(dst) = ip(dst) else {
         panic!("{dst}");
     };
@@ -80,7 +80,7 @@ fn route_lookup_prefers_longest_prefix_then_least_metric() {
 }
 
 #[test]
-fn gateways_of_default_routes_come_first() {
+fn gateways_of_default_routes_precede_gateways_of_other_routes() {
     let mut state = NetState::default();
     let mut b = Builder::new(1);
     let routes = (1..200).map(|n| ([10, 0, n, 0], 24, [192, 0, 2, n]));
@@ -100,7 +100,7 @@ fn gateways_of_default_routes_come_first() {
 }
 
 #[test]
-fn unchanged_route_causes_no_notification() {
+fn repeated_route_message_reports_no_change() {
     let mut state = NetState::default();
     let mut b = Builder::new(1);
     route(&mut b, ADD, "10.0.0.0/8", libc::RTN_UNICAST, (0, 1));
@@ -129,7 +129,7 @@ fn link_message(b: &mut Builder, running: bool, mac: [u8; 6], master: u32, event
 }
 
 #[test]
-fn link_that_comes_up_or_changes_has_appeared() {
+fn link_that_comes_up_or_changes_is_reported_as_appeared() {
     let mut state = NetState::default();
     let mut appears = |running, mac, master, event| {
         let mut b = Builder::new(1);
@@ -168,7 +168,7 @@ fn link_that_comes_up_or_changes_has_appeared() {
 }
 
 #[test]
-fn neighbour_address_is_lowest_that_is_not_excluded() {
+fn address_of_mac_is_lowest_neighbour_address_that_is_not_excluded() {
     let (vip, server, mac) = (ip("10.0.0.1"), ip("10.0.0.7"), [4; 6]);
     let mut state = NetState::of_link(7, (ip("10.0.0.0"), 24), (vip, mac));
     state.add_neighbour(7, (server, mac));

@@ -29,10 +29,10 @@ impl Host {
     pub(crate) fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
         self.spawn(f)
             .join()
-            .expect("no panic inside of the namespace")
+            .expect("the thread in the namespace does not panic")
     }
 
-    /// As [`Self::run`], without waiting.
+    /// As [`Self::run`], but returns at once; the handle returns the result.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,
@@ -40,7 +40,7 @@ impl Host {
         let fd = self.0.try_clone().expect("descriptors are available");
         thread::spawn(move || {
             let network = Some(LinkNameSpaceType::Network);
-            move_into_link_name_space(fd.as_fd(), network).expect("run as root");
+            move_into_link_name_space(fd.as_fd(), network).expect("this test runs as root");
             f()
         })
     }

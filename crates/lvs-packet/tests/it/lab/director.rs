@@ -68,7 +68,9 @@ impl DirectorLab {
     ) -> Vec<(PortId, Frame)> {
         let mut frame = Frame::from_bytes(ip);
         frame.offload = offload;
-        let link = frame.push_front(ETHERNET_LEN).expect("headroom");
+        let link = frame
+            .push_front(ETHERNET_LEN)
+            .expect("the frame has headroom");
         link[..6].copy_from_slice(&mac.0);
         link[6..12].copy_from_slice(&GW_MAC.0);
         link[12..].copy_from_slice(if ip[0] >> 4 == 6 {
@@ -89,7 +91,7 @@ impl DirectorLab {
 
     /// Whether a packet is intercepted, and thus hidden from the host.
     pub fn covers(&self, ip: &[u8]) -> bool {
-        let packet = parse::ip(ip, false).expect("a packet");
+        let packet = parse::ip(ip, false).expect("the bytes are a valid packet");
         let to_host = self.net.local.contains(&packet.dst);
         self.intercept.covers(&packet, None, to_host)
     }
@@ -116,5 +118,5 @@ pub fn only(sent: Vec<(PortId, Frame)>, port: PortId) -> Frame {
 }
 
 pub fn addr(text: &str) -> IpAddr {
-    text.parse().expect("an address")
+    text.parse().expect("the address is valid")
 }

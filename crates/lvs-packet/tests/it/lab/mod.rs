@@ -125,7 +125,7 @@ impl Service {
     pub fn new(method: Forwarding, protocol: Protocol, virt: &str, server: &str) -> Self {
         Self {
             protocol,
-            virt: virt.parse().expect("an address"),
+            virt: virt.parse().expect("the address is valid"),
             server: server.parse().ok(),
             method,
             tunnel: Tunnel::Ipip,
@@ -238,7 +238,7 @@ pub fn sent(
         .collect()
 }
 
-/// The bytes of frames.
+/// Replaces each frame by its bytes.
 pub fn bytes(frames: Vec<(PortId, Frame)>) -> Vec<(PortId, Vec<u8>)> {
     let bytes = |(port, frame): (PortId, Frame)| (port, frame.bytes().to_vec());
     frames.into_iter().map(bytes).collect()
@@ -388,11 +388,11 @@ pub fn udp(src: impl Into<SocketAddr>, dst: impl Into<SocketAddr>, payload: &[u8
 }
 
 pub fn addr(text: &str) -> SocketAddr {
-    text.parse().expect("an address")
+    text.parse().expect("the address is valid")
 }
 
 pub fn hex(text: &str) -> Vec<u8> {
     (0..text.len() / 2)
-        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal"))
+        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("the text is hexadecimal"))
         .collect()
 }

@@ -145,7 +145,7 @@ impl Dialogue {
         self.steps.push(step(&note, segment.from, &ip));
     }
 
-    /// The next segment in order.
+    /// The next segment of the side `from` in order, with these flags and this payload.
     fn right(&mut self, from: Side, flags: u8, payload: &[u8]) -> Segment {
         let [client, server] = self.next;
         let seen = server.wrapping_add(self.growth);
@@ -240,7 +240,7 @@ impl Dialogue {
         }
     }
 
-    /// Opens the connection, possibly again.
+    /// Opens the control connection, possibly again, and possibly without some of the segments.
     fn open(&mut self) {
         let random = self.entropy.u32();
         match self.entropy.below(5) {
@@ -269,7 +269,8 @@ impl Dialogue {
         }
     }
 
-    /// Sends a passive command of the client and the reply of the server with an address.
+    /// Sends a passive command of the client and the reply of the server, mostly with an address,
+    /// and sometimes the beginning of the data connection.
     fn passive(&mut self) {
         let extended = self.is_six() || self.entropy.one_in(2);
         let command: &[u8] = if extended { b"EPSV\r\n" } else { b"PASV\r\n" };
@@ -320,7 +321,8 @@ impl Dialogue {
         }
     }
 
-    /// Sends a command of the client for active FTP (`PORT` or `EPRT`): it contains an address.
+    /// Sends a command of the client for active FTP (`PORT` or `EPRT`), which contains an address,
+    /// the reply of the server, and sometimes the beginning of the data connection.
     fn active(&mut self) {
         let listens = SocketAddr::new(self.client.ip(), self.client.port() ^ 0x200);
         let [high, low] = listens.port().to_be_bytes();

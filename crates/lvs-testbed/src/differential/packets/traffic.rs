@@ -141,7 +141,9 @@ impl Traffic {
         self.entropy.payload(len)
     }
 
-    /// A packet of the case's protocol.
+    /// A packet of the case's protocol from `src` to `dst` with a random payload. If `opening` is
+    /// true, it is a TCP SYN or an SCTP INIT; otherwise, its flags or its chunk type are chosen at
+    /// random.
     fn segment(&mut self, src: SocketAddr, dst: SocketAddr, opening: bool) -> Vec<u8> {
         let payload = self.payload();
         self.packet(src, dst, opening, &payload)
@@ -269,7 +271,8 @@ impl Traffic {
         ip
     }
 
-    /// An ICMP error about `quoted`.
+    /// An ICMP error from `src` to `dst` about `quoted`, with a random type and code. Some have a
+    /// wrong checksum.
     fn error(&mut self, src: IpAddr, dst: IpAddr, quoted: &[u8]) -> Vec<u8> {
         let kinds: &[(u8, u8)] = if src.is_ipv4() {
             &[
@@ -531,7 +534,8 @@ impl Traffic {
         }
     }
 
-    /// Adds optional fields to a packet: hops, type of service, options, extension headers.
+    /// Adds optional fields to a packet (hops, type of service, options, extension headers), or
+    /// changes one of its bits.
     fn embellish(&mut self, ip: &mut Vec<u8>, note: &str) {
         let six = ip[0] >> 4 == 6;
         match self.entropy.below(6) {

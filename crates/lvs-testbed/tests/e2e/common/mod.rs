@@ -141,7 +141,7 @@ pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Resu
         let Some(wrong) = once()? else {
             return Ok(());
         };
-        println!("once more: {wrong}");
+        println!("the measurement is repeated: {wrong}");
         all.push(wrong);
     }
     bail!("{all:#?}")
@@ -441,7 +441,7 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     );
     site.client
         .sh(&format!("cmp {} {path}", uploaded[0].display()))
-        .context("the upload differs")?;
+        .context("the uploaded file differs from the original")?;
     std::fs::remove_file(&uploaded[0])?;
     for (what, from, to) in [("download", before, between), ("upload", between, after)] {
         let (sent, again) = (to.0 - from.0, to.1 - from.1);

@@ -77,7 +77,7 @@ mod tests {
     use super::Code;
 
     #[test]
-    fn manual_has_each_code_of_a_finding_once_and_no_other() {
+    fn operating_page_has_each_doctor_code_once_and_no_other_code() {
         let manual = include_str!("../../../../../docs/operating.md");
         let table = manual.split_once("### Findings of `lvsadm doctor`");
         let (_, table) = table.expect("the section exists");

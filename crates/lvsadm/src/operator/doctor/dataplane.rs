@@ -50,7 +50,7 @@ fn state(info: &Info, findings: &mut Findings) {
         let seen = in_brackets(&seen.unwrap_or_default());
         findings.add(
             (Code::InterfaceDown, Scope::interface(&interface.name), when),
-            format!("{} is down{seen}", interface.name),
+            format!("the interface {} is down{seen}", interface.name),
             guidance::for_interface_down(&interface.name),
         );
     }
@@ -148,7 +148,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 When::of_packets(&conflict.answers),
             ),
             format!(
-                "{} answers ARP for {}, {what}{own}{}{answers}",
+                "{} answers ARP or neighbour discovery for {}, {what}{own}{}{answers}",
                 conflict.mac,
                 conflict.address,
                 host.unwrap_or_default()
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_shows_times_of_address_conflict() {
+    fn doctor_reports_address_conflicts_with_hosts_and_times() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}],
                 "conflicts": [
@@ -358,7 +358,7 @@ mod tests {
         let own = findings.0.pop().expect("there is another finding");
         assert_eq!(
             own.what,
-            "02:00:00:00:00:09 answers ARP for 10.0.0.5, an address of this host on eth1, where the MAC address of this host is 02:00:00:00:00:01"
+            "02:00:00:00:00:09 answers ARP or neighbour discovery for 10.0.0.5, an address of this host on eth1, where the MAC address of this host is 02:00:00:00:00:01"
         );
         assert_eq!(own.kind.code, "address_conflict");
         let finding = findings.0.pop().expect("there is exactly one item");
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_packets_dropped_in_five_minutes_are_a_finding() {
+    fn doctor_reports_packets_dropped_in_last_five_minutes_or_since_start() {
         let found = |recent, since| {
             let mut findings = Findings::default();
             counters(&[], &[no_server(recent)], since, &mut findings);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_lagging_peer_is_a_finding() {
+    fn doctor_peer_out_of_sync_for_10_s_is_a_finding() {
         let found = |state: &str, seconds: u64| {
             let text = format!(
                 r#"{{"peers": [{{"peer": "192.0.2.2:8848", "state": "{state}", "seconds": {seconds}, "trouble": "no route"}}]}}"#
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_peer_with_other_services_is_a_finding() {
+    fn doctor_lasting_difference_of_services_with_peer_is_a_finding() {
         let found = |state: &str| {
             let text = format!(
                 r#"{{"tables": [{{"peer": "192.0.2.2:8848", "state": "{state}", "differ": 2, "seconds": 40}}]}}"#
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_missing_interface_is_a_finding() {
+    fn doctor_missing_interface_and_unredirected_local_clients_are_findings() {
         let info: Info = serde_json::from_str(
             r#"{"waiting": [{"code": "interface_missing", "what": "waiting for eth7", "fix": "make it", "since": 130}],
                 "local_clients": {"code": "local_clients_off", "what": "clients on this host", "fix": "Linux 6.6"}}"#,
@@ -511,7 +511,7 @@ mod tests {
         let mut findings = Findings::default();
         state(&info, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
-        assert_eq!(findings.0[0].what, "eth0 is down (for 2m10s)");
+        assert_eq!(findings.0[0].what, "the interface eth0 is down (for 2m10s)");
         let json = serde_json::to_value(&findings.0[0]).expect("the value can be written as JSON");
         assert_eq!(json["since"], 130);
         assert!(findings.0[0].fix.starts_with("ip link set eth0 up"));

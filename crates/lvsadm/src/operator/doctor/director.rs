@@ -35,7 +35,7 @@ impl Director {
         self.0.services.iter().find(|one| one.service == *id)
     }
 
-    /// The status of a server that `lvsd` finds suspicious.
+    /// The status of a server, if `lvsd` finds the server suspicious.
     pub(super) fn suspicious(
         &self,
         service: &ServiceId,
@@ -196,7 +196,7 @@ impl Director {
             "fault" => (
                 Code::VrrpFault,
                 "keepalived reports a fault, and so this director has no virtual address",
-                "is the interface of [vrrp] up, and does it have an address? See journalctl -u keepalived",
+                "check that the interface of [vrrp] is up and has an address; journalctl -u keepalived shows the fault",
             ),
             _ => (
                 Code::VrrpSilent,
@@ -277,10 +277,13 @@ mod tests {
             "lvsadm undrain",
             "lvsd status",
         ] {
-            assert!(output.contains(words), "{words}: {output}");
+            assert!(output.contains(words), "no {words:?} in {output}");
         }
         let output = why(vec![server(1, "up", ready, "")]);
-        assert!(output.contains("set their weight to 0"), "{output}");
+        assert!(
+            output.contains("set their weight to 0"),
+            "no `set their weight to 0` in {output}"
+        );
         let idle = ServerStatus {
             configured: Some(0),
             ..server(1, "up", ready, "")
@@ -288,12 +291,12 @@ mod tests {
         let output = why(vec![idle]);
         assert!(
             output.contains("weight above 0 in /etc/lvsd/web.toml"),
-            "{output}"
+            "no `weight above 0 in /etc/lvsd/web.toml` in {output}"
         );
         let output = why(Vec::new());
         assert!(
             output.contains("add servers to it in /etc/lvsd/web.toml"),
-            "{output}"
+            "no `add servers to it in /etc/lvsd/web.toml` in {output}"
         );
         let suspicious = |health: &str| {
             let director = director(vec![server(1, health, ready, "no answer")]);
@@ -303,11 +306,14 @@ mod tests {
         assert_eq!(suspicious("suspicious").as_deref(), Some("no answer"));
         assert_eq!(suspicious("down"), None);
         let unknown = Director::default().why_unusable(&service);
-        assert!(unknown.contains("start lvsd"), "{unknown}");
+        assert!(
+            unknown.contains("start lvsd"),
+            "no `start lvsd` in {unknown}"
+        );
     }
 
     #[test]
-    fn doctor_standby_director_has_no_finding() {
+    fn doctor_reports_active_director_that_waits_for_dataplane_and_no_ready_director() {
         let standby = director("backup", false, true);
         assert!(standby.has_given_up(VIP) && standby.stands_by().is_some());
         assert!(found(&standby).is_empty());
@@ -319,7 +325,7 @@ mod tests {
         };
         assert!(
             unready.contains("but is active: it waits for the dataplane"),
-            "{unready}"
+            "no `but is active: it waits for the dataplane` in {unready}"
         );
         let alone = Director::default();
         assert!(!alone.has_given_up(VIP) && alone.stands_by().is_none());
@@ -359,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_address_below_quorum_counts_as_given_up() {
+    fn doctor_address_of_withdrawn_service_counts_as_released() {
         let text = r#"{"name": "web", "service": {"protocol": "tcp", "address": "192.0.2.10:80"}, "usable": 0,
             "quorum": false, "panic": false, "withdrawn": true, "servers": []}"#;
         let service: ServiceStatus = serde_json::from_str(text).expect("the JSON is valid");

@@ -345,7 +345,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
     }
 }
 
-/// Number and names of BPF programs, for messages.
+/// Number and names of BPF programs, for messages; `None` without programs.
 fn described(names: &[&String]) -> Option<(String, String)> {
     let named = |name: &&String| match name.as_str() {
         "" => "a program without a name".to_owned(),
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_tc_filters_are_findings() {
+    fn doctor_foreign_tc_filters_that_may_drop_are_findings() {
         let findings_of = |device, side, text: &str| {
             let mut findings = Findings::default();
             traffic_control(&device, side, text, &mut findings);
@@ -556,12 +556,12 @@ mod tests {
         let message = answer(Side::Ingress, &format!("{own}{program}"));
         assert!(
             message.starts_with("a filter of tc at the ingress of eth0"),
-            "{message}"
+            "does not begin with `a filter of tc at the ingress of eth0`: {message}"
         );
         let message = answer(Side::Egress, &format!("{program}{flower}"));
         assert!(
             message.starts_with("2 filters of tc at the egress of eth0"),
-            "{message}"
+            "does not begin with `2 filters of tc at the egress of eth0`: {message}"
         );
         let message = findings_of(
             device("eth0", Some("eth0.100")),
@@ -601,14 +601,17 @@ mod tests {
             message.starts_with(
                 "2 BPF programs at the egress of eth0 (tcx: a program without a name, cil_to_netdev) may drop requests and replies of services"
             ),
-            "{message}"
+            "does not begin with `2 BPF programs at the egress of eth0 (tcx: a program without a name, cil_to_netdev) may drop requests and replies of services`: {message}"
         );
         let message = answer(Place::NetkitPrimary, &["x"]);
-        assert!(message.contains("egress of eth0 (netkit: x)"), "{message}");
+        assert!(
+            message.contains("egress of eth0 (netkit: x)"),
+            "no `egress of eth0 (netkit: x)` in {message}"
+        );
         let message = answer(Place::NetkitPeer, &["x"]);
         assert!(
             message.contains("before the dataplane receives them"),
-            "{message}"
+            "no `before the dataplane receives them` in {message}"
         );
     }
 
@@ -662,7 +665,10 @@ mod tests {
         rules(&services("nat", 1), &[], ruleset, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         let what = &findings.0[0].what;
-        assert!(what.contains("203.0.113.0/24 drop (and 2 more)"), "{what}");
+        assert!(
+            what.contains("203.0.113.0/24 drop (and 2 more)"),
+            "no `203.0.113.0/24 drop (and 2 more)` in {what}"
+        );
         let mut findings = Findings::default();
         rules(&[], &[], ruleset, &mut findings);
         assert!(findings.0.is_empty(), "{findings:?}");

@@ -39,8 +39,8 @@ fn kernel(findings: &mut Findings) {
         findings.add(
             Code::KernelIpvs,
             "the kernel's own IPVS has services in this network namespace, too",
-            "ipvsadm -C with the kernel's ipvsadm, or modprobe -r ip_vs; two directors for one address interfere with \
-             each other",
+            "remove them with the kernel's ipvsadm (ipvsadm -C), or unload IPVS (modprobe -r ip_vs): two directors for one \
+             address interfere with each other",
         );
     }
 }
@@ -55,7 +55,7 @@ fn lost(interface: &InterfaceInfo, when: When, findings: &mut Findings) {
                 "{} frames of {name} were lost: they arrived faster than the dataplane read them",
                 interface.lost
             ),
-            "provide more CPU for lvs-dataplane (no other program on its core), and longer queues: sysctl -w net.core.rmem_max=67108864 before it starts",
+            "provide more CPU for lvs-dataplane (no other program on its core), and longer queues: sysctl -w net.core.rmem_max=67108864 before lvs-dataplane starts",
         );
     }
 }
@@ -71,7 +71,9 @@ fn lost_by_card(name: &str, findings: &mut Findings) {
         findings.add(
             (Code::FramesLostByCard, Scope::interface(name)),
             format!("the network card of {name} has lost {lost} frames: its receive ring was full"),
-            format!("ethtool -g {name} shows its limits; ethtool -G {name} rx MAXIMUM"),
+            format!(
+                "ethtool -G {name} rx NUMBER enlarges the ring; ethtool -g {name} shows the maximum"
+            ),
         );
     }
 }
@@ -197,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ring_drops_are_parsed() {
+    fn ring_drops_of_interface_are_parsed_and_default_to_0() {
         let text = r#"[{"ifname":"eth0","stats64":{"rx":{"packets":9,"dropped":3,"over_errors":0,"fifo_errors":0,"missed_errors":12}}}]"#;
         assert_eq!(ring_drops(text), 12);
         assert_eq!(ring_drops(""), 0);
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_disabled_forwarding_is_a_finding() {
+    fn doctor_disabled_forwarding_and_dropping_forward_chain_are_findings() {
         for (setting, found) in [("0\n", true), ("1\n", false), ("", false)] {
             let mut findings = Findings::default();
             let read = |_: &str| setting.to_owned();

@@ -280,7 +280,7 @@ fn print(run: &mut Invocation<'_>, findings: &[Finding]) -> std::io::Result<()> 
         }
     }
     match findings.len() {
-        0 => writeln!(run.output, "nothing found"),
+        0 => writeln!(run.output, "doctor has found no problems"),
         1 => writeln!(run.output, "1 finding"),
         n => writeln!(run.output, "{n} findings"),
     }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn finding_has_code_scope_and_times_for_programs() {
+    fn doctor_finding_in_json_has_code_scope_and_times() {
         let mut findings = Findings::default();
         findings.add(Code::Lro, "a", "b");
         let scope = Scope::server(&services("nat", 1)[0], ([10, 0, 0, 1], 80).into());
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_losses_without_a_packet_in_the_last_minute_are_not_reported() {
+    fn doctor_losses_without_packet_in_last_minute_are_reported_only_with_since_start() {
         let left = |last_minute, since| {
             let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;

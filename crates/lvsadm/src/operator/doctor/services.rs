@@ -86,7 +86,7 @@ fn addresses(
         };
         findings.add(
             Code::VipUnowned,
-            format!("this host does not answer ARP for {vip}: no interface has the address, and the dataplane does not own it"),
+            format!("this host does not answer ARP or neighbour discovery for {vip}: no interface has the address, and the dataplane does not own it"),
             format!("{fix}; no action is required if another director answers for it"),
         );
     }
@@ -203,7 +203,7 @@ fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
 fn too_big(report: &TooBig, when: When, findings: &mut Findings) {
     let (path, headers) = match (report.tunnel, report.server) {
         (true, _) => ("the tunnel to ", report.longest.saturating_sub(report.room)),
-        (false, _) => ("", 0),
+        (false, _) => ("the path to ", 0),
     };
     let mss = report
         .room
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_without_answers_is_a_finding() {
+    fn doctor_server_without_answers_to_clients_is_a_finding() {
         let mut services = services("nat", 1);
         let findings = |services: &[ServiceInfo]| {
             let mut findings = Findings::default();
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn service_of_lvsd_is_reported_with_fixes_for_lvsd() {
+    fn doctor_findings_of_lvsd_service_have_fixes_for_lvsd() {
         let mut services = services("nat", 0);
         services[0].owner = Some("lvsd".to_owned());
         services[0].servers[0].overloaded = true;
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(findings.0.len(), 4);
         for finding in &findings.0 {
             let fix = &finding.fix;
-            assert!(fix.contains("lvsd"), "{fix}");
+            assert!(fix.contains("lvsd"), "no `lvsd` in {fix}");
             assert!(
                 !fix.contains("lvsadm -") && !fix.contains("--own-vips"),
                 "{fix}"
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_ftp_without_helper_is_a_finding() {
+    fn doctor_nat_ftp_service_without_helper_is_a_finding() {
         let mut services = services("nat", 1);
         let output = |services: &[ServiceInfo], info: &Info| {
             let mut findings = Findings::default();

@@ -29,7 +29,7 @@ fn schedulers() -> String {
     own::schedulers().collect::<Vec<_>>().join(" ")
 }
 
-/// The known values of an option, separated by spaces.
+/// The known values of an option, separated by spaces; `None` if none are known.
 fn values(option: &OptionSpec) -> Option<String> {
     match option.argument {
         Argument::Required("scheduler") => Some(schedulers()),
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn completions_contain_all_commands_and_options() {
         for text in [bash(OPERATORS), zsh(OPERATORS), fish(OPERATORS)] {
-            let has = |word: &str| assert!(text.contains(word), "{word}: {text}");
+            let has = |word: &str| assert!(text.contains(word), "no {word:?} in {text}");
             for operator in OPERATORS {
                 has(operator.name);
                 for flag in operator.flags {

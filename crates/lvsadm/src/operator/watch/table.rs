@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn watch_rates_are_differences_and_rows_are_sorted() {
+    fn watch_shows_rates_a_second_in_sorted_and_coloured_rows() {
         let mut before = Before::new();
         let first = table(&[service(10, 1)], &mut before, 1.0, Sort::Rate);
         assert_eq!(first[0].0.rates, [0.0; 5]);

@@ -66,7 +66,7 @@ pub(super) enum Key {
     Sort,
 }
 
-/// Waits for `time`. A key with a function ends the wait.
+/// Waits for `time`, and returns `None`. A key with a function ends the wait, and is returned.
 pub(super) fn wait(
     run: &mut Invocation<'_>,
     terminal: Option<&Terminal>,

@@ -28,22 +28,23 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
         gauges "lvs_vrrp_state" states,
             "1 for the last state of the director that keepalived has reported";
         gauge "lvs_vrrp_active" u32::from(vrrp.active),
-            "Whether the dataplane owns the virtual addresses, or is about to take them over";
+            "Whether this director may own the virtual addresses: keepalived has reported MASTER, and the dataplane is ready or has not answered yet";
         gauge "lvs_vrrp_ready" u32::from(vrrp.ready),
             "Whether the dataplane has received the connections of its peers";
         gauge "lvs_vrrp_track" i64::from(vrrp.track),
             "The number that keepalived adds to the priority because of the track file";
         counter "lvs_vrrp_transitions" vrrp.changes,
-            "Changes of state that keepalived has reported";
+            "Number of changes of state that keepalived has reported";
         counter "lvs_vrrp_ignored_lines" vrrp.ignored,
             "Lines in keepalived's FIFO that were invalid or too long";
         gauge "lvs_vrrp_troubles" vrrp.trouble.len(),
-            "Reasons why the track file cannot be written, or keepalived's FIFO cannot be read";
+            "Number of reasons why the track file cannot be written, or keepalived's FIFO cannot be read";
     }
     Ok(())
 }
 
-/// Writes the dataplane's announcements to routers and the state of its peers.
+/// Writes the dataplane's announcements to routers, the state of its peers, and whether their
+/// services and servers differ from this director's.
 pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     if !info.announced.is_empty() {
         let announced = info.announced.iter();
@@ -82,12 +83,13 @@ pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Re
     Ok(())
 }
 
-/// The label of another director.
+/// The label `peer` of another director, with its address.
 fn label(peer: SocketAddr) -> [(&'static str, String); 1] {
     [("peer", peer.ip().to_string())]
 }
 
-/// Writes whether this director has received the connections of its peers.
+/// Writes for each peer whether this director has received its connections, for how long it has
+/// not, and how many are missing.
 fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     let each =
         |value: fn(&PeerStanding) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
@@ -95,7 +97,7 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
         gauges "lvs_peer_in_step" each(|one| u64::from(one.is_in_step())),
             "Whether all replicated connections of a peer have arrived";
         gauges "lvs_peer_out_of_step_seconds" each(|one| one.seconds),
-            "Seconds since a peer was last in step, 0 while it is";
+            "Seconds since a peer was last in step; 0 while the peer is in step";
         gauges "lvs_peer_missing" each(|one| one.missing),
             "Lower bound of replicated connections of a peer that are missing on this director";
     }
@@ -115,7 +117,7 @@ fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
         gauges "lvs_peer_tables_differ" each(|one| one.differ),
             "Services that differ between a peer and this director, or that only one of them has";
         gauges "lvs_peer_tables_alarm" each(|one| u64::from(one.state == TablesState::Alarm)),
-            "Whether services have differed for too long: the directors choose different servers for a client";
+            "Whether services of a peer and this director have differed for too long: the directors choose different servers for a client";
     }
     Ok(())
 }
@@ -140,20 +142,20 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
             each(|source| Some((source.trouble.is_none() && source.answered.is_some()).into())),
             "Whether a source (a name in DNS, etcd or Kubernetes) answered the last query";
         gauges "lvs_source_age_seconds" ages,
-            "Age of the last answer of a source; absent without one since lvsd started";
+            "Age of the last answer of a source, in seconds; absent if no answer has arrived since lvsd started";
         gauges "lvs_source_items" each(|source| Some(source.items as u64)),
             "Servers of a name in DNS, keys of services and servers in etcd, or services of Kubernetes";
         counters "lvs_source_answers" each(|source| Some(source.answers)),
-            "Times that a source answered, or reported a change";
+            "Number of times that a source answered, or reported a change";
         counters "lvs_source_failures" each(|source| Some(source.failures)),
-            "Times that a source did not answer, or sent an unusable answer";
+            "Number of times that a source did not answer, or sent an unusable answer";
     }
     let refused =
         |source: &SourceStatus| (source.kind == "kubernetes").then_some(source.refused as u64);
     if each(refused).next().is_some() {
         metrics! { out;
             gauges "lvs_source_refused" each(refused),
-                "Objects of Kubernetes that were refused";
+                "Objects of Kubernetes that lvsd refuses";
         }
     }
     metrics! { out;
@@ -190,7 +192,7 @@ mod tests {
     use crate::api::overview::tests::snapshot;
 
     #[test]
-    fn metrics_report_keepalived_and_maintenance() {
+    fn vrrp_metrics_exist_only_with_vrrp_status_and_maintenance_metric_always() {
         let text = |snapshot| open_metrics(Arc::new(snapshot), counters::Counts::default());
         let mut snapshot = snapshot("web");
         let alone = text(snapshot.clone());
@@ -217,12 +219,12 @@ mod tests {
             "lvs_vrrp_ignored_lines_total 2\n",
             "lvs_vrrp_troubles 1\n",
         ] {
-            assert!(text.contains(line), "{line}: {text}");
+            assert!(text.contains(line), "no {line:?} in {text}");
         }
     }
 
     #[test]
-    fn metrics_report_age_and_failures_of_sources_and_directors() {
+    fn metrics_report_state_of_each_source_and_difference_of_each_director() {
         let mut snapshot = snapshot("web");
         let source = |kind: &str, answered| SourceStatus {
             kind: kind.to_owned(),
@@ -259,7 +261,7 @@ mod tests {
             "lvs_director_differs{director=\"d1\"} 0\n",
             "lvs_director_differs{director=\"d2\"} 1\n",
         ] {
-            assert!(text.contains(line), "{line}: {text}");
+            assert!(text.contains(line), "no {line:?} in {text}");
         }
         assert!(
             !text.contains("lvs_source_age_seconds{kind=\"dns\""),

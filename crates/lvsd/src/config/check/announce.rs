@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictory_announce_settings_are_reported() {
+    fn contradictory_or_out_of_range_announce_settings_are_reported() {
         for (text, words) in [
             (SERVICE.to_owned(), "share no connections"),
             (
@@ -156,7 +156,7 @@ mod tests {
         ] {
             let (_, report) = Config::from_toml("x", &text).unwrap();
             let report = report.to_string();
-            assert!(report.contains(words), "{text}: {report}");
+            assert!(report.contains(words), "{text}: no {words:?} in {report}");
         }
         for (keys, words) in [
             ("withdraw_delay = \"2h\"", "out of range"),
@@ -168,13 +168,16 @@ mod tests {
         ] {
             let text = format!("[announce]\n{keys}\n{SYNC}{SERVICE}");
             let report = Config::from_toml("x", &text).expect_err(keys).to_string();
-            assert!(report.contains(words), "{keys}: {report}");
+            assert!(report.contains(words), "{keys}: no {words:?} in {report}");
         }
         let two = format!(
             "{SYNC}{SERVICE}{}",
             SERVICE.replace(":80", ":443").replace("announce", "own")
         );
         let report = Config::from_toml("x", &two).unwrap_err().to_string();
-        assert!(report.contains("the same `vip`"), "{report}");
+        assert!(
+            report.contains("the same `vip`"),
+            "no \"the same `vip`\" in {report}"
+        );
     }
 }

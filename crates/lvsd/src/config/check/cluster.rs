@@ -134,7 +134,8 @@ impl Checker<'_> {
         time
     }
 
-    /// Reads the members of etcd and the credentials for them.
+    /// Reads the members of etcd and the credentials for them, and reports errors in them. `None`
+    /// without members.
     fn access(&mut self, spanned: &Spanned<RawCluster>) -> Option<Access> {
         let raw = spanned.get_ref();
         let Some(members) = &raw.etcd else {
@@ -217,7 +218,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads the certificate files of a source: the CA's, and those of this client.
+    /// Reads the certificate files of a source: the CA's, and those of this client. `None` if the
+    /// CA's is missing, or one is unusable, which is reported.
     pub(super) fn source_tls(
         &mut self,
         table: &Range<usize>,

@@ -86,7 +86,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns a value that is one of `words` unchanged; reports any other value.
+    /// Returns a value that is one of `words` unchanged. `None` without a value, and for any other
+    /// value, which is reported.
     pub(super) fn one_of(
         &mut self,
         value: Option<&Spanned<String>>,
@@ -290,7 +291,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns the local addresses of full NAT, and reports unusable ones.
+    /// Returns the local addresses of full NAT, and reports unusable ones. `None` if the table sets
+    /// neither `local_addresses` nor `hairpin`.
     fn local_pool(&mut self, raw: &RawDataplane) -> Option<LocalPool> {
         let mut addresses = Vec::new();
         if let Some(list) = &raw.local_addresses {

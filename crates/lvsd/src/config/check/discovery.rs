@@ -23,7 +23,7 @@ const NAME_SERVERS_MAX: usize = 8;
 const DNS_PORT: u16 = 53;
 
 impl Checker<'_> {
-    /// Checks `[dns]`.
+    /// Reads `[dns]`, and reports errors in it. Without this table, returns the defaults.
     pub(super) fn lookups(&mut self, raw: Option<&Spanned<RawDns>>) -> Lookups {
         let usual = Lookups::default();
         let Some(spanned) = raw else {
@@ -77,7 +77,8 @@ impl Checker<'_> {
     }
 
     /// Reads the table `discover` of a service: the source of its discovered servers, and the
-    /// settings of these servers. Reports errors in the table.
+    /// settings of these servers. `None` without this table, or if it is invalid, which is
+    /// reported.
     pub(super) fn discovery(
         &mut self,
         service: &RawService,

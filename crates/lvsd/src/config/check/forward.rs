@@ -22,7 +22,7 @@ fn names(types: impl Iterator<Item = &'static TunnelType>) -> String {
     }
 }
 
-/// The name of a type, with its article.
+/// The title of a tunnel type with its article: `a GUE`, `an IPIP`.
 fn a(kind: &TunnelType) -> String {
     let article = if kind.title.starts_with(['A', 'E', 'I', 'O', 'U']) {
         "an"
@@ -89,7 +89,8 @@ impl Checker<'_> {
         method
     }
 
-    /// Checks that answers pass through the director if the scheduler uses their latency.
+    /// Checks that replies pass through the director if the scheduler uses their latency. Otherwise
+    /// reports this once, and returns `None`.
     pub(super) fn sees_answers(
         &mut self,
         service: &RawService,
@@ -116,7 +117,8 @@ impl Checker<'_> {
         None
     }
 
-    /// Checks the encapsulation of packets to servers with `forward = "tun"`.
+    /// Reads the encapsulation of packets to servers with `forward = "tun"`. Returns `None` if it
+    /// is invalid or incomplete, which is reported.
     pub(super) fn tunnel(&mut self, raw: &Spanned<RawTunnel>) -> Option<Tunnel> {
         let nothing = RawTunnelTable::default();
         let (table, word) = match raw.get_ref() {
@@ -161,7 +163,8 @@ impl Checker<'_> {
         self.word(raw, &known)
     }
 
-    /// Checks that a tunnel type with a port has one, and that other types have none.
+    /// Checks that a tunnel type with a port has one, and that other types have none. Otherwise
+    /// reports the error, and returns `None`.
     fn tunnel_port(
         &mut self,
         table: &RawTunnelTable,
@@ -197,7 +200,7 @@ impl Checker<'_> {
     }
 
     /// Checks that the tunnel type supports this checksum: some types support none, or not all of
-    /// them.
+    /// them. Otherwise reports the error, and returns `None`.
     fn tunnel_checksum_fits(
         &mut self,
         table: &RawTunnelTable,

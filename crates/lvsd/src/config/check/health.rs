@@ -200,7 +200,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks `passive` of a health check.
+    /// Reads `passive` of a health check. Returns `None` for `false`, and for a number out of
+    /// range, which is reported.
     fn passive(&mut self, value: Option<&Spanned<RawPassive>>) -> Option<Passive> {
         let value = value?;
         match value.get_ref() {
@@ -214,6 +215,7 @@ impl Checker<'_> {
     }
 
     /// Checks that the dataplane can observe unanswered connections to the servers of this service.
+    /// Otherwise reports this once, and returns `None`.
     fn fits_passive(
         &mut self,
         passive: Passive,
@@ -277,7 +279,8 @@ impl Checker<'_> {
         kind
     }
 
-    /// Reads the keys of the check's type.
+    /// Reads the keys of the check's type, and reports unknown and invalid ones. `None` if the type
+    /// is unknown or a key is invalid.
     fn probe(
         &mut self,
         kind: Option<&'static KindInfo>,

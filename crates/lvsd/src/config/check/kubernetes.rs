@@ -53,7 +53,7 @@ impl Checker<'_> {
     }
 
     /// Reads the address of the API server and the credentials: from a kubeconfig file, from the
-    /// keys of the table, or from the files of a pod.
+    /// keys of the table, or from the files of a pod. `None` after an error, which is reported.
     fn api_access(&mut self, spanned: &Spanned<RawKubernetes>) -> Option<Reached> {
         let (span, raw) = (spanned.span(), spanned.get_ref());
         let keys = [
@@ -92,7 +92,7 @@ impl Checker<'_> {
         }
         if let Some(context) = &raw.context {
             self.report(
-                Diagnostic::error(context.span(), "`context` without `kubeconfig`")
+                Diagnostic::error(context.span(), "`context` needs `kubeconfig`")
                     .help("add kubeconfig = \"/etc/lvsd/kubeconfig\""),
             );
         }

@@ -131,12 +131,13 @@ pub(in crate::config) fn remote(config: &Config, text: &str) -> Result<Vec<Servi
                 let line = 1 + before.matches('\n').count();
                 format!("line {line}: {}", wrong.title)
             }
-            None => format!("with [defaults] of the file: {}", wrong.title),
+            None => format!("the [defaults] of the file cause an error: {}", wrong.title),
         }),
     }
 }
 
-/// Whether a persistence template still sends its client to a server with weight 0.
+/// Whether a persistence template still sends its client to a server with weight 0 with these
+/// sysctls.
 fn templates_stay(sysctls: &[(String, String)]) -> bool {
     let mut sysctls = sysctls.iter();
     !sysctls.any(|(name, value)| name == "expire_quiescent_template" && value != "0")
@@ -218,7 +219,7 @@ impl Checker<'_> {
         let finding = Diagnostic::error(value.span(), format!("unknown word `{word}`"));
         self.report(match meant(&lower, names.iter().copied()) {
             Some(k) => finding.help(format!("did you mean \"{k}\"?")),
-            None => finding.help(format!("one of: {}", names.join(", "))),
+            None => finding.help(format!("use one of: {}", names.join(", "))),
         });
         None
     }

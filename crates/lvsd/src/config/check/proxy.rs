@@ -16,7 +16,7 @@ use lvs_proxy::header::Version;
 const TIMES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(31 * 86_400);
 
-/// Whether the value is `proxy`.
+/// Whether `forward` is `proxy`.
 pub(super) fn is_word(forward: &Spanned<String>) -> bool {
     forward.get_ref() == "proxy"
 }
@@ -27,7 +27,8 @@ pub(super) fn is_proxied(raw: &RawService) -> bool {
 }
 
 impl Checker<'_> {
-    /// Proxy settings; `None` if the service is not proxied.
+    /// Reads the proxy settings of a service, and reports settings that a proxy excludes. Returns
+    /// `None` if the service is not proxied.
     pub(super) fn proxy(&mut self, raw: &RawService, id: Option<&ServiceId>) -> Option<Options> {
         let Some(forward) = raw.forward.as_ref().filter(|forward| is_word(forward)) else {
             if let Some(proxy) = &raw.proxy {

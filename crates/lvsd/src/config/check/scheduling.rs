@@ -169,7 +169,8 @@ impl Checker<'_> {
         );
     }
 
-    /// Checks the settings that the kernel's IPVS does not have.
+    /// Reads the settings that the kernel's IPVS does not have into `config`, and reports errors in
+    /// them.
     fn extras(&mut self, raw: &RawService, config: &mut ServiceConfig) {
         config.extras.on_server_down = self
             .word(

@@ -195,7 +195,8 @@ impl Checker<'_> {
         Some(())
     }
 
-    /// Checks whether a server can serve its service.
+    /// Checks whether a service can use the server at `address` with `method`. Otherwise reports
+    /// the reason, and returns `None`.
     fn fits(
         &mut self,
         text: &Spanned<String>,
@@ -262,7 +263,8 @@ impl Checker<'_> {
         None
     }
 
-    /// Checks whether packets can be sent to the address (`ip_vs_new_dest`).
+    /// Checks whether `ip` can be the address of a `what` (as in `ip_vs_new_dest`). Otherwise
+    /// reports the reason, and returns `None`.
     pub(super) fn usable(&mut self, span: Range<usize>, ip: IpAddr, what: &str) -> Option<()> {
         if what == "VIP" && ip.is_loopback() {
             self.report(
@@ -351,7 +353,7 @@ mod tests {
     use crate::facts::Facts;
 
     #[test]
-    fn broadcast_address_of_this_host_is_refused_as_server() {
+    fn broadcast_address_of_network_of_this_host_is_refused_as_server() {
         let facts = Facts::with_broadcast(IpAddr::from([10, 0, 0, 255]));
         let check = |server: &str, facts: Option<&Facts>| {
             let text = format!(
@@ -363,11 +365,11 @@ mod tests {
         check("10.0.0.0", Some(&facts)).expect("the first address of a network is accepted");
         check("10.0.0.255", None).expect("the address is accepted for another host");
         let message = check("10.0.0.255", Some(&facts))
-            .expect_err("the broadcast address is refused")
+            .expect_err("the broadcast address was accepted")
             .to_string();
         assert!(
             message.contains("10.0.0.255 is the broadcast address of a network of this host"),
-            "{message}"
+            "no `10.0.0.255 is the broadcast address of a network of this host` in {message}"
         );
     }
 }

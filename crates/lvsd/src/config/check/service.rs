@@ -138,7 +138,7 @@ impl Checker<'_> {
                     span,
                     "the service has no server and refuses every connection",
                 )
-                .help("add servers = [\"10.0.0.11:80\"], with the address of each"),
+                .help("add servers = [\"10.0.0.11:80\"], with the address of each server"),
             );
         }
         let id = id?;
@@ -480,8 +480,8 @@ impl Checker<'_> {
             .unwrap_or(0)
     }
 
-    /// Returns the sorry server, an ordinary server with weight 1 by default, and reports errors in
-    /// it.
+    /// Returns the sorry server, an ordinary server with weight 1 by default. `None` without one,
+    /// or if it is invalid, which is reported.
     fn sorry(
         &mut self,
         raw: &RawService,

@@ -84,7 +84,8 @@ impl Checker<'_> {
         roles.iter().map(daemon).collect()
     }
 
-    /// Returns the peers in the form of the dataplane's options, and reports errors in them.
+    /// Returns the peers in the form of the dataplane's options, and reports errors in them. `None`
+    /// without `addresses` or `key_file`.
     pub(super) fn peers(&mut self, spanned: &Spanned<RawSyncPeers>) -> Option<Peers> {
         let raw = spanned.get_ref();
         let Some(peers) = &raw.addresses else {
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_peers_are_refused() {
+    fn invalid_own_or_repeated_address_of_sync_peer_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("the temporary file can be created");
         std::fs::write(&file, "0123456789abcdef0123456789abcdef\n")
             .expect("the file can be written");
@@ -278,13 +279,16 @@ mod tests {
             "#,
         ) {
             let message = here(&format!("addresses = {peers}\n{listen}\n{key}")).expect_err(peers);
-            assert!(message.contains(words), "{peers}: {message}");
+            assert!(
+                message.contains(words),
+                "{peers}: no {words:?} in {message}"
+            );
         }
     }
 
     /// A dataplane would refuse to start with such a key.
     #[test]
-    fn sync_key_unusable_by_dataplane_is_refused() {
+    fn sync_key_unusable_by_dataplane_is_refused_unless_file_is_for_another_host() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let with = |name: &str| {
             let path = directory.path().join(name);
@@ -321,7 +325,10 @@ mod tests {
             let good = directory.path().join("good");
             std::os::unix::fs::chown(&good, Some(65_534), None).expect("root can change the owner");
             let message = with("good").expect_err("the key of another user is accepted");
-            assert!(message.contains("chown root"), "{message}");
+            assert!(
+                message.contains("chown root"),
+                "no `chown root` in {message}"
+            );
         }
         // If the file is for another host, its key does not have to exist here.
         let text = "[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
@@ -329,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_of_another_family_are_refused_with_synchronisation() {
+    fn server_of_other_address_family_than_service_is_refused_with_sync_ipvs() {
         let file = |sync: &str, server: &str| {
             let text = format!(
                 "{sync}[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"tun\"\n\
@@ -342,13 +349,16 @@ mod tests {
             .expect("a tunnel of the other family is accepted without [sync.ipvs]");
         file(sync, "10.0.0.7:80").expect("a server of the same family is accepted");
         let report =
-            file(sync, "[2001:db8::7]:80").expect_err("a server of the other family is refused");
+            file(sync, "[2001:db8::7]:80").expect_err("a server of the other family was accepted");
         let message = report.to_string();
         assert_eq!(report.errors(), 1, "{message}");
         assert!(
             message.contains("of the server [2001:db8::7]:80 differs from its service's"),
-            "{message}"
+            "no `of the server [2001:db8::7]:80 differs from its service's` in {message}"
         );
-        assert!(message.contains("remove [sync.ipvs]"), "{message}");
+        assert!(
+            message.contains("remove [sync.ipvs]"),
+            "no `remove [sync.ipvs]` in {message}"
+        );
     }
 }

@@ -23,6 +23,7 @@ const ADDRESSES_MAX: usize = 20;
 const PEERS_MAX: usize = 8;
 
 /// Parses an address such as `10.0.0.254/24 dev eth1`, optionally without prefix length or device.
+/// `None` if the text is invalid.
 fn host_address(text: &str) -> Option<HostAddress> {
     let mut words = text.split_ascii_whitespace();
     let address = words.next()?;
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn vip_of_dataplane_is_reported_as_keepalived_address() {
+    fn vip_of_dataplane_among_host_addresses_of_vrrp_causes_warning() {
         for (vip, warned) in [("own", true), ("auto", true), ("host", false)] {
             let service = SERVICE.replace("forward", &format!("vip = \"{vip}\"\nforward"));
             let text = format!(
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn misleading_vrrp_settings_are_reported() {
+    fn vrrp_with_low_priority_no_moved_address_or_tun_backend_causes_warning() {
         let is_reported = |keys: &str, service: &str, words: &str| {
             let text = format!("[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{keys}\n{service}");
             let (_, report) = Config::from_toml("x", &text).expect("the file is valid");
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn vrrp_values_invalid_for_keepalived_are_refused() {
+    fn invalid_or_contradictory_vrrp_settings_are_refused() {
         for [keys, words] in cases(
             r#"
                 router_id = 1 | has no interface
@@ -390,7 +391,7 @@ mod tests {
         ) {
             let text = format!("[vrrp]\n{keys}\n{SERVICE}");
             let report = Config::from_toml("x", &text).expect_err(keys).to_string();
-            assert!(report.contains(words), "{keys}: {report}");
+            assert!(report.contains(words), "{keys}: no {words:?} in {report}");
         }
     }
 }

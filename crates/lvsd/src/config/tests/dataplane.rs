@@ -26,12 +26,12 @@ fn dataplane_keys_become_options_and_invalid_values_are_refused() {
         "#,
     ) {
         let found = errors(&format!("[dataplane]\n{line}\n"));
-        assert!(found.contains(wanted), "{line}: {found}");
+        assert!(found.contains(wanted), "{line}: no {wanted:?} in {found}");
     }
 }
 
 #[test]
-fn helper_ftp_is_accepted_with_ports_and_other_helpers_are_refused() {
+fn helper_ftp_is_accepted_and_invalid_ports_or_other_helpers_are_refused() {
     for (line, arguments) in [
         ("helper = \"ftp\"", "--helper ftp"),
         ("helper = [\"ftp=21,2121\"]", "--helper ftp=21,2121"),
@@ -58,7 +58,7 @@ fn helper_ftp_is_accepted_with_ports_and_other_helpers_are_refused() {
         ("ftp=1,2,3,4,5,6,7,8,9", "up to 8 different ports"),
     ] {
         let found = errors(&format!("[dataplane]\nhelper = \"{helper}\"\n"));
-        assert!(found.contains(wanted), "{helper}: {found}");
+        assert!(found.contains(wanted), "{helper}: no {wanted:?} in {found}");
     }
 }
 
@@ -70,7 +70,7 @@ fn automatic_xdp_is_accepted_without_fast_path() {
 }
 
 #[test]
-fn unsupported_dataplane_key_is_refused_with_its_position() {
+fn invalid_or_contradictory_dataplane_setting_is_refused_with_its_position() {
     for [line, place, title, help] in cases(
         r#"
             backend = "af_xdp" | test.toml:2:11 | unknown word `af_xdp` | one of: auto, af_packet, tun
@@ -84,7 +84,7 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
     ) {
         let message = errors(&format!("[dataplane]\n{line}\n"));
         for part in [place, title, help] {
-            assert!(message.contains(part), "{part}: {message}");
+            assert!(message.contains(part), "no {part:?} in {message}");
         }
     }
     // If the kernel fast path is not required, the dataplane starts without it.
@@ -127,7 +127,7 @@ fn sync_ipvs_table_sets_daemons_and_invalid_values_are_refused() {
 }
 
 #[test]
-fn sync_peers_table_is_converted_to_options_of_dataplane() {
+fn sync_peers_table_is_converted_to_options_of_dataplane_or_refused_if_invalid() {
     let config = load(
         "[sync.peers]\naddresses = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nconnect_timeout = \"1m\"\nmismatch_alarm_after = \"2m\"\n",
     );
@@ -167,12 +167,12 @@ fn sync_peers_table_is_converted_to_options_of_dataplane() {
     ) {
         let text = text.replace("KEY", key);
         let message = errors(&format!("[sync.peers]\n{text}"));
-        assert!(message.contains(title), "{title}: {message}");
+        assert!(message.contains(title), "no {title:?} in {message}");
     }
 }
 
 #[test]
-fn sysctl_outside_its_range_is_refused() {
+fn sysctl_with_invalid_value_is_refused_with_position_and_fix() {
     let message = errors("[sysctl]\nest_nice = 20\n");
     assert!(
         message.contains("help: use a whole number from -20 to 19"),
@@ -204,7 +204,7 @@ fn sysctl_outside_its_range_is_refused() {
 }
 
 #[test]
-fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
+fn every_scheduler_is_accepted_and_documented_and_every_sysctl_is_accepted() {
     const DOCUMENTATION: &str = include_str!("../../../../../docs/configuration.md");
     for name in lvs_core::Registry::new().names() {
         let text = tunnelled(&format!("forward = \"nat\"\nscheduler = \"{name}\""), "");
@@ -225,7 +225,7 @@ fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
 }
 
 #[test]
-fn filter_keys_accept_networks_and_files_with_networks() {
+fn filter_keys_accept_networks_and_files_and_refuse_invalid_or_contradictory_values() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("blocked");
     std::fs::write(&path, "203.0.113.0/24 # bad\n2001:db8:bad::/48\n").unwrap();
@@ -250,6 +250,6 @@ fn filter_keys_accept_networks_and_files_with_networks() {
         "#,
     ) {
         let error = errors(&text(filter));
-        assert!(error.contains(reason), "{filter}: {error}");
+        assert!(error.contains(reason), "{filter}: no {reason:?} in {error}");
     }
 }

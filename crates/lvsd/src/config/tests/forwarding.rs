@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn mark_rule_of_many_ports_excludes_ports_of_other_services() {
+fn mark_rules_of_services_with_many_ports_exclude_other_services_and_vips_are_owned() {
     let config = load(
         r#"[[service]]
 address = "192.0.2.10:8000-8999"
@@ -49,7 +49,7 @@ address = "2001:db8::11"
 }
 
 #[test]
-fn invalid_port_ranges_and_full_nat_settings_are_refused() {
+fn invalid_port_range_reserved_mark_or_local_address_setting_is_refused() {
     let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
     let service =
         |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");
@@ -76,7 +76,10 @@ fn invalid_port_ranges_and_full_nat_settings_are_refused() {
             )
             .replace("SERVER", server);
         let found = errors(&text);
-        assert!(found.contains(complaint), "{text}\n{found}");
+        assert!(
+            found.contains(complaint),
+            "{text}: no {complaint:?} in:\n{found}"
+        );
     }
     let good = load(
         &("[dataplane]\nlocal_addresses = [\"10.0.0.2\"]\nhairpin = true\n".to_owned()
@@ -87,7 +90,7 @@ fn invalid_port_ranges_and_full_nat_settings_are_refused() {
 }
 
 #[test]
-fn tunnels_of_every_type_are_parsed() {
+fn tunnels_of_every_type_are_parsed_and_inherited_by_servers_with_method_tun() {
     use lvs_core::Forwarding;
     use lvs_core::tunnel::{Tunnel, TunnelChecksum as Sum};
     let gre = |checksum| Tunnel::Gre { checksum };
@@ -138,7 +141,7 @@ fn tunnels_of_every_type_are_parsed() {
 }
 
 #[test]
-fn unsuitable_tunnel_is_refused_with_its_position() {
+fn invalid_tunnel_or_tunnel_for_other_method_is_refused_with_its_position() {
     for [words, place, title, help] in cases(
         r#"
             "vxlan" | 4:10 | unknown word `vxlan` | one of: ipip, gre, gue
@@ -153,7 +156,7 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
             { type = "gre", checksum = "csum" } | 4:37 | unknown tunnel checksum `csum` | write "full"
             { type = "gre", checksum = "ful" } | 4:37 | unknown word `ful` | did you mean "full"?
             { type = "gre", key = 5 } | 4:26 | unknown key `key` | type, port, checksum
-            5 | 4:10 | value of a wrong type |
+            5 | 4:10 | the value has a wrong type |
         "#,
     ) {
         let message = errors(&tunnelled(
@@ -188,7 +191,7 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
 }
 
 #[test]
-fn settings_unsuitable_for_proxied_service_are_refused() {
+fn proxied_service_needs_no_dataplane_and_its_unsuitable_settings_are_refused() {
     let proxied = |keys: &str, server: &str| {
         format!(
             "[[service]]\n{keys}\nforward = \"proxy\"\n[[service.server]]\naddress = \"127.0.0.1:8081\"\n{server}\n"
@@ -218,7 +221,10 @@ fn settings_unsuitable_for_proxied_service_are_refused() {
         let Err(report) = Config::from_toml("x", text) else {
             panic!("the file is accepted: {text}");
         };
-        assert!(report.to_string().contains(words), "{words}:\n{report}");
+        assert!(
+            report.to_string().contains(words),
+            "no {words:?} in:\n{report}"
+        );
     };
     for [keys, words] in cases(
         r#"
@@ -250,7 +256,7 @@ fn settings_unsuitable_for_proxied_service_are_refused() {
 
 /// Such a proxy would connect to itself until it has no free file descriptors.
 #[test]
-fn proxied_service_is_refused_as_its_own_server() {
+fn proxied_service_that_would_connect_to_itself_is_refused() {
     let text = |listen: &str, server: &str, more: &str| {
         format!(
             "[[service]]\naddress = \"{listen}\"\nforward = \"proxy\"\n{more}\
@@ -269,7 +275,10 @@ fn proxied_service_is_refused_as_its_own_server() {
         "#,
     ) {
         let message = errors(&text(listen, server, ""));
-        assert!(message.contains(words), "{listen} {server}: {message}");
+        assert!(
+            message.contains(words),
+            "{listen} {server}: no {words:?} in {message}"
+        );
     }
     for (listen, server) in [
         ("0.0.0.0:8080", "127.0.0.1:8081"),

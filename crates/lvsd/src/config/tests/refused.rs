@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn inconsistent_settings_are_refused() {
+fn invalid_or_inconsistent_settings_are_refused_with_their_position() {
     let cases = cases(
         r#"
              | address = "192.0.2.10:80" | would loop
@@ -25,13 +25,13 @@ fn inconsistent_settings_are_refused() {
             check = { type = "tcp", fall = 0 } | address = "10.0.0.1:80" | `fall` is out of range
             check = { type = "icmp" } | address = "10.0.0.1:80" | unknown type of check `icmp`
             check = { } | address = "10.0.0.1:80" | `type` of the check is missing
-            check = 5 | address = "10.0.0.1:80" | value of a wrong type
+            check = 5 | address = "10.0.0.1:80" | the value has a wrong type
             check = "tcp" | address = "10.0.0.1:80" | unknown check `tcp`
             persistence = { timeout = "0s" } | address = "10.0.0.1:80" | `timeout` of the persistence is not a valid time
             persistence = { netmask = 33 } | address = "10.0.0.1:80" | `netmask` is not valid
             fwmark = 3 | address = "10.0.0.1:80" | an address or a mark, not both
             protocol = "TCP" | address = "10.0.0.1:80" | unknown word `TCP`
-            [mark] |  | value of a wrong type
+            [mark] |  | the value has a wrong type
             [[mark]] ; mark = 3 ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | destination is missing
             [dataplane] ; backend = "xdp" ; [[service]] ; address = "192.0.2.9:80" ; forward = "nat" | address = "10.0.0.1:80" | unknown word `xdp`
             [dataplane] ; backend = "tun" ; [[service]] ; address = "192.0.2.9:80" ; forward = "dr" | address = "10.0.0.1:80" | direct routing needs frames
@@ -57,7 +57,7 @@ fn inconsistent_settings_are_refused() {
 }
 
 #[test]
-fn too_large_numbers_are_reported_as_out_of_range() {
+fn too_large_or_too_small_number_is_refused_with_position_and_range() {
     for number in [
         "3000000000",
         "9999999999999999999",
@@ -72,7 +72,7 @@ fn too_large_numbers_are_reported_as_out_of_range() {
             "test.toml:6:10".to_owned(),
             "write a number from 0 to 2147483647".to_owned(),
         ] {
-            assert!(message.contains(&part), "{part}: {message}");
+            assert!(message.contains(&part), "no {part:?} in {message}");
         }
     }
     for [text, place, help] in cases(
@@ -97,7 +97,7 @@ fn too_large_numbers_are_reported_as_out_of_range() {
 }
 
 #[test]
-fn settings_invalid_for_start_or_dataplane_are_refused() {
+fn invalid_value_or_looping_server_is_refused_with_its_line_and_column() {
     let service = |keys: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
@@ -173,7 +173,7 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
 }
 
 #[test]
-fn implausible_settings_cause_warnings() {
+fn ineffective_weights_or_unset_mark_cause_warning() {
     let service = |keys: &str, weights: [&str; 2]| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ncheck = \"none\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n{}\n[[service.server]]\naddress = \"10.0.0.2:80\"\n{}\n",
@@ -226,7 +226,7 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
         let text = format!("[dataplane]\n{waits}\n");
         let (_, report) = read(&text).unwrap_or_else(|report| panic!("{waits}: {report}"));
         let report = report.to_string();
-        assert!(report.contains(words), "{waits}: {report}");
+        assert!(report.contains(words), "{waits}: no {words:?} in {report}");
     }
     for (bad, words) in [
         ("group = \"lvz\"", "did you mean \"lvs\"?"),
@@ -234,14 +234,14 @@ fn settings_that_depend_on_the_host_are_checked_on_that_host_only() {
     ] {
         let text = format!("[dataplane]\n{bad}\n");
         let report = read(&text).expect_err(bad).to_string();
-        assert!(report.contains(words), "{bad}: {report}");
+        assert!(report.contains(words), "{bad}: no {words:?} in {report}");
         // Without facts about the host, the file is valid, because it may be for another host.
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
     }
 }
 
 #[test]
-fn renamed_key_is_refused_with_its_new_name() {
+fn renamed_or_removed_key_is_refused_with_its_replacement() {
     for [table, old, new] in cases(
         r#"
             [lvsd] | adopt = true | `manage_all_services`
@@ -279,7 +279,7 @@ fn renamed_key_is_refused_with_its_new_name() {
 }
 
 #[test]
-fn faulty_token_of_api_is_refused() {
+fn invalid_api_token_or_more_than_16_tokens_are_refused() {
     let token = "[[api.token]]\nfile = \"/t\"\nrole = \"read\"\n";
     for [keys, words] in cases(
         r#"
@@ -297,7 +297,7 @@ fn faulty_token_of_api_is_refused() {
         "#,
     ) {
         let found = errors(&keys.replace("TOKEN", token));
-        assert!(found.contains(words), "{keys}: {found}");
+        assert!(found.contains(words), "{keys}: no {words:?} in {found}");
         assert!(found.contains("test.toml:"), "no position in:\n{found}");
     }
     let many = |number: usize| -> String {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn several_errors_are_reported_at_once() {
+fn errors_of_a_file_are_all_reported_with_position_and_fix() {
     let found = errors(
         r#"[[service]]
 name = "web"
@@ -56,7 +56,7 @@ error: a duration needs its unit; write "2s" for 2 seconds or "2ms" for millisec
 6 | check = { type = "tcp", intervall = "5s", timeout = 2 }
   |                                                     ^
 
-error: value of a wrong type
+error: the value has a wrong type
  --> test.toml:9:10
   |
 9 | weight = "5"
@@ -80,7 +80,7 @@ fn file_with_warnings_only_is_accepted() {
     let (_, warnings) = Config::from_toml("test.toml", text).unwrap();
     assert!(
         warnings.to_string().contains("longer than the interval"),
-        "{warnings}"
+        "no `longer than the interval` in {warnings}"
     );
 }
 
@@ -108,7 +108,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn unreadable_file_reports_reason_and_fix() {
+fn unreadable_file_is_reported_with_fix_and_non_utf8_file_with_position() {
     let message = |path: &Path| {
         Config::load(path)
             .expect_err("a missing file is accepted")
@@ -146,14 +146,14 @@ fn unreadable_file_reports_reason_and_fix() {
         denied
             .to_string()
             .contains("permit the user of lvsd to read the file"),
-        "{denied}"
+        "no `permit the user of lvsd to read the file` in {denied}"
     );
 }
 
 /// With typos in 37,205 servers, or in as many keys of one table, the time is proportional to their
 /// number. All typos are counted, and the first 20 are printed.
 #[test]
-fn typos_of_long_file_are_all_counted_and_first_ones_printed() {
+fn errors_of_long_file_are_all_counted_and_first_20_printed() {
     const N: usize = 37_205;
     let mut servers = String::from("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n");
     let mut keys = String::from("[lvsd]\n");
@@ -193,7 +193,7 @@ fn typos_of_long_file_are_all_counted_and_first_ones_printed() {
 /// The input resembles a file of a faulty generator.
 #[test]
 #[ignore = "long"]
-fn report_of_a_million_errors_is_bounded() {
+fn report_of_very_many_findings_is_bounded_and_contains_error_after_warnings() {
     let mut keys = String::from("[lvsd]\n");
     for n in 0..150_000 {
         keys.push_str(&format!("key{n} = 1\n"));
@@ -276,7 +276,7 @@ fn finding_far_down_in_a_file_is_shown_with_its_line() {
         "5002 | nane = \"web\"",
         "did you mean `name`?",
     ] {
-        assert!(message.contains(words), "{words}: {message}");
+        assert!(message.contains(words), "no {words:?} in {message}");
     }
     assert!(
         !message.contains("# end") && !message.contains("[[service]]\n"),
@@ -306,7 +306,7 @@ fn errors_are_shown_before_warnings() {
 }
 
 #[test]
-fn syntax_errors_name_their_cause() {
+fn common_mistakes_in_configuration_are_reported_once_with_position_and_cause() {
     let service = |address: &str| {
         format!(
             "[[service]]\naddress = \"{address}\"\nforward = \"nat\"\ncheck = \"none\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
@@ -314,19 +314,19 @@ fn syntax_errors_name_their_cause() {
     };
     for (text, place, help) in [
         ("[[services]]\naddress = \"192.0.2.1:80\"\n".to_owned(), "1:3 unknown key `services`", "write [[service]]"),
-        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` without a service above it", "write [[service]] and its address first"),
-        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` without a service above it", "move it after the [[service]]"),
-        ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 value of a wrong type", "double brackets"),
-        ("[dataplane]\nfast_path = [\"on\"]\n".into(), "2:13 value of a wrong type", "write it without brackets: \"on\"\n"),
-        ("[dataplane]\nfast_path = [\n  'on', ]\n".into(), "2:13 value of a wrong type", "write it without brackets: 'on'\n"),
-        ("[dataplane]\nfast_path = [\"off\", \"on\"]\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
-        ("[dataplane]\nfast_path = []\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
-        ("[dataplane]\nfast_path = [[\"on\"]]\n".into(), "2:13 value of a wrong type", "write one value, without brackets\n"),
-        ("[dataplane]\nfast_path = { on = true }\n".into(), "2:13 value of a wrong type", "expected a string, found a table\n"),
-        ("[dataplane]\nfast_path = true\n".into(), "2:13 value of a wrong type", "write it in quotes: \"true\"\n"),
-        ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"eth0\"\n"),
-        ("[dataplane]\nmax_connections = [5]\n".into(), "2:19 value of a wrong type", "write it without brackets: 5\n"),
-        ("[dataplane]\nhang_limit = [\"5s\"]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"5s\"\n"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` has no [[service]] above it", "write [[service]] and its address first"),
+        ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` has no [[service]] above it", "move it after the [[service]]"),
+        ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 the value has a wrong type", "double brackets"),
+        ("[dataplane]\nfast_path = [\"on\"]\n".into(), "2:13 the value has a wrong type", "write it without brackets: \"on\"\n"),
+        ("[dataplane]\nfast_path = [\n  'on', ]\n".into(), "2:13 the value has a wrong type", "write it without brackets: 'on'\n"),
+        ("[dataplane]\nfast_path = [\"off\", \"on\"]\n".into(), "2:13 the value has a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = []\n".into(), "2:13 the value has a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = [[\"on\"]]\n".into(), "2:13 the value has a wrong type", "write one value, without brackets\n"),
+        ("[dataplane]\nfast_path = { on = true }\n".into(), "2:13 the value has a wrong type", "expected a string, found a table\n"),
+        ("[dataplane]\nfast_path = true\n".into(), "2:13 the value has a wrong type", "write it in quotes: \"true\"\n"),
+        ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 the value has a wrong type", "write it without brackets: \"eth0\"\n"),
+        ("[dataplane]\nmax_connections = [5]\n".into(), "2:19 the value has a wrong type", "write it without brackets: 5\n"),
+        ("[dataplane]\nhang_limit = [\"5s\"]\n".into(), "2:14 the value has a wrong type", "write it without brackets: \"5s\"\n"),
         (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` is ambiguous", "\"[2001:db8::1]:443\" for the port 443"),
         (service("192.0.2.1:99999"), "2:11 99999 in `192.0.2.1:99999` is not a port", "between 1 and 65535"),
         (service("192.0.2.256:80"), "2:11 256 in `192.0.2.256:80` is not a part of an IPv4 address", "between 0 and 255"),
@@ -344,12 +344,12 @@ fn syntax_errors_name_their_cause() {
         let errors: Vec<_> = reported.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
         assert_eq!(errors, [place], "{text}");
         let message = self::errors(&text) + "\n";
-        assert!(message.contains(help), "{text}: {message}");
+        assert!(message.contains(help), "{text}: no {help:?} in {message}");
     }
 }
 
 #[test]
-fn loopback_server_causes_warning_unless_proxied() {
+fn loopback_server_causes_warning_with_nat_only() {
     for (forward, warns) in [("nat", true), ("dr", false), ("proxy", false)] {
         let text = format!(
             "[[service]]\naddress = \"192.0.2.10:8080\"\nforward = \"{forward}\"\ncheck = {{ type = \"tcp\" }}\n[[service.server]]\naddress = \"127.0.0.1:8080\"\n"
@@ -366,7 +366,7 @@ fn loopback_server_causes_warning_unless_proxied() {
 
 /// The parser reports the start of a key with too many parts, far from its end.
 #[test]
-fn overlong_key_or_string_causes_exactly_one_error() {
+fn key_of_100000_parts_or_unterminated_long_string_causes_exactly_one_error() {
     let long = ["a"; 100_000].join(".");
     for text in [
         format!("{long} = 1\n"),

@@ -45,7 +45,7 @@ fn failure_settings_have_defaults_and_harmful_combinations_cause_warnings() {
         assert_eq!(report.findings.len(), warnings.len(), "{keys}: {report}");
         let message = report.to_string();
         for words in warnings {
-            assert!(message.contains(words), "{keys}: {message}");
+            assert!(message.contains(words), "{keys}: no {words:?} in {message}");
         }
     }
     for keys in [
@@ -130,7 +130,7 @@ fn port_zero_without_persistence_is_refused() {
 }
 
 #[test]
-fn settings_that_kernel_ipvs_lacks_are_parsed() {
+fn settings_that_kernel_ipvs_lacks_are_parsed_and_their_invalid_values_refused() {
     let file = |service: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
@@ -202,7 +202,7 @@ fn settings_that_kernel_ipvs_lacks_are_parsed() {
 }
 
 #[test]
-fn file_without_service_causes_warning() {
+fn file_without_service_causes_warning_unless_etcd_is_configured() {
     for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
         let (config, warnings) =
             Config::from_toml("test.toml", text).expect("a file without services is valid");
@@ -224,7 +224,7 @@ fn file_without_service_causes_warning() {
 }
 
 #[test]
-fn defaults_apply_to_services_without_their_own_keys() {
+fn defaults_apply_to_omitted_keys_of_services_and_error_in_defaults_is_reported_once() {
     let text = r#"
         [defaults]
         forward = "nat"
@@ -267,7 +267,7 @@ fn defaults_apply_to_services_without_their_own_keys() {
 }
 
 #[test]
-fn invalid_quorum_and_sorry_keys_are_reported() {
+fn invalid_quorum_sorry_or_panic_keys_are_reported() {
     for [line, words] in cases(
         r#"
             quorum = 0 | quorum 0 is out of range
@@ -287,7 +287,7 @@ fn invalid_quorum_and_sorry_keys_are_reported() {
         let report = match Config::from_toml("test.toml", &text) {
             Ok((_, report)) | Err(report) => report.to_string(),
         };
-        assert!(report.contains(words), "{line}: {report}");
+        assert!(report.contains(words), "{line}: no {words:?} in {report}");
     }
 }
 
@@ -313,7 +313,7 @@ fn sorry_server_without_port_is_accepted_and_not_checked() {
 }
 
 #[test]
-fn inline_servers_equal_server_tables() {
+fn inline_servers_equal_server_tables_and_invalid_inline_servers_are_refused() {
     let service = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n";
     let inline = format!(
         "{service}servers = [\"10.0.0.1\", {{ address = \"10.0.0.2:8080\", weight = 2 }}]\n"
@@ -342,12 +342,15 @@ fn inline_servers_equal_server_tables() {
     ) {
         let message = errors(&format!("{service}{line}\n"));
         assert_eq!(message.matches("error: ").count(), 1, "{message}");
-        assert!(message.contains(reported), "{line}: {message}");
+        assert!(
+            message.contains(reported),
+            "{line}: no {reported:?} in {message}"
+        );
     }
 }
 
 #[test]
-fn passive_true_needs_tcp_and_number_needs_nat() {
+fn passive_true_requires_tcp_and_passive_number_requires_tcp_and_nat() {
     let text = |protocol: &str, forward: &str, passive: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nprotocol = \"{protocol}\"\nforward = \"{forward}\"\ncheck = {{ type = \"tcp\", passive = {passive} }}\nservers = [\"10.0.0.1\"]\n"
@@ -386,7 +389,7 @@ fn passive_true_needs_tcp_and_number_needs_nat() {
         (tcp, "nat", "\"yes\"", "true, false, or a whole number"),
     ] {
         let message = errors(&text(protocol, forward, passive));
-        assert!(message.contains(words), "{words}: {message}");
+        assert!(message.contains(words), "no {words:?} in {message}");
     }
 }
 
@@ -430,6 +433,6 @@ fn check_through_the_service_that_cannot_be_forwarded_is_refused() {
         (proxied, "lvsd forwards the connections"),
     ] {
         let message = errors(&text);
-        assert!(message.contains(words), "{words}: {message}");
+        assert!(message.contains(words), "no {words:?} in {message}");
     }
 }

@@ -11,7 +11,7 @@ const FILE: &str = "[[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\nfor
      [[service.server]]\naddress = \"10.0.0.9:80\"\n";
 
 #[test]
-fn invalid_discover_table_is_refused() {
+fn invalid_discover_or_dns_table_is_refused_and_name_servers_get_port_53() {
     for (servers, words) in [
         ("{}", "names no source"),
         ("{ dns = \"a b\" }", "is not a name"),
@@ -25,7 +25,10 @@ fn invalid_discover_table_is_refused() {
     ] {
         let text = FILE.replace("{ dns = \"_http._TCP.example.org.\" }", servers);
         let report = Config::from_toml("test.toml", &text).expect_err(servers);
-        assert!(report.to_string().contains(words), "{servers}: {report}");
+        assert!(
+            report.to_string().contains(words),
+            "{servers}: no {words:?} in {report}"
+        );
     }
     for (dns, words) in [
         ("name_servers = \"ns.example.org\"", "is not an address"),
@@ -39,7 +42,10 @@ fn invalid_discover_table_is_refused() {
     ] {
         let report =
             Config::from_toml("test.toml", &format!("{FILE}[dns]\n{dns}\n")).expect_err(dns);
-        assert!(report.to_string().contains(words), "{dns}: {report}");
+        assert!(
+            report.to_string().contains(words),
+            "{dns}: no {words:?} in {report}"
+        );
     }
     let text = format!(
         "{FILE}[dns]\nname_servers = [\"192.0.2.53\", \"[2001:db8::1]:5353\"]\nmin_ttl = \"1s\"\n"
@@ -80,7 +86,7 @@ fn dns_and_etcd_examples_are_valid_and_in_the_documentation() {
 }
 
 #[test]
-fn dns_names_above_the_limit_are_refused() {
+fn configuration_with_more_than_1024_dns_names_is_refused() {
     let service = |n: usize| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:{}\"\nforward = \"nat\"\ndiscover = {{ dns = \"n{n}.example.org\" }}\n",
@@ -91,11 +97,14 @@ fn dns_names_above_the_limit_are_refused() {
     assert!(Config::from_toml("test.toml", &text(1024)).is_ok());
     let report =
         Config::from_toml("test.toml", &text(1025)).expect_err("too many names are accepted");
-    assert!(report.to_string().contains("1025 names"), "{report}");
+    assert!(
+        report.to_string().contains("1025 names"),
+        "no `1025 names` in {report}"
+    );
 }
 
 #[test]
-fn invalid_cluster_table_is_refused() {
+fn invalid_cluster_table_is_refused_and_insecure_cluster_table_causes_warning() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "\n").unwrap();
@@ -127,7 +136,10 @@ fn invalid_cluster_table_is_refused() {
     ) {
         let keys = keys.replace("EMPTY", &empty);
         let report = Config::from_toml("test.toml", &with(&keys)).expect_err(&keys);
-        assert!(report.to_string().contains(words), "{keys}: {report}");
+        assert!(
+            report.to_string().contains(words),
+            "{keys}: no {words:?} in {report}"
+        );
     }
     for (servers, words) in [
         ("{ etcd = \"web\" }", "the file has no [cluster]"),
@@ -136,7 +148,10 @@ fn invalid_cluster_table_is_refused() {
     ] {
         let text = FILE.replace("{ dns = \"_http._TCP.example.org.\" }", servers);
         let report = Config::from_toml("test.toml", &text).expect_err(servers);
-        assert!(report.to_string().contains(words), "{servers}: {report}");
+        assert!(
+            report.to_string().contains(words),
+            "{servers}: no {words:?} in {report}"
+        );
     }
     for (keys, words) in [
         ("ca = \"/etc/ssl/ca.pem\"", "this file is not used"),
@@ -144,7 +159,10 @@ fn invalid_cluster_table_is_refused() {
     ] {
         let keys = format!("etcd = \"http://e\"\n{keys}");
         let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect(words);
-        assert!(report.to_string().contains(words), "{keys}: {report}");
+        assert!(
+            report.to_string().contains(words),
+            "{keys}: no {words:?} in {report}"
+        );
     }
     let file = directory.path().join("password");
     std::fs::write(&file, "s3cret\n").unwrap();
@@ -158,7 +176,7 @@ fn invalid_cluster_table_is_refused() {
         report
             .to_string()
             .contains("crosses the network unencrypted"),
-        "{report}"
+        "no `crosses the network unencrypted` in {report}"
     );
     for (mode, warned) in [(0o644, true), (0o601, true), (0o640, false), (0o400, false)] {
         let mode = std::fs::Permissions::from_mode(mode);
@@ -208,7 +226,7 @@ fn invalid_kubernetes_keys_are_refused() {
             SERVER ; timeout = "1h" ; POOL | `timeout` is out of range
             SERVER ; kubeconfig = "x" ; POOL | `server` cannot be used with `kubeconfig`
             kubeconfig = "/nowhere" ; POOL | cannot read "/nowhere"
-            SERVER ; context = "x" ; POOL | `context` without `kubeconfig`
+            SERVER ; context = "x" ; POOL | `context` needs `kubeconfig`
             SERVER ; kubeconfigs = "x" ; POOL | unknown key `kubeconfigs`
             SERVER ; POOL ; POOL | two pools have this name
             SERVER ; POOL ; [[kubernetes.pool]] ; name = "other" ; addresses = ["198.51.100.0/28"] | overlaps another range
@@ -224,12 +242,15 @@ fn invalid_kubernetes_keys_are_refused() {
         let keys = keys.replace("POOL", POOL).replace("SERVER", server);
         let text = format!("[kubernetes]\n{}", keys.replace("EMPTY", &empty));
         let report = Config::from_toml("test.toml", &text).expect_err(words);
-        assert!(report.to_string().contains(words), "{keys}: {report}");
+        assert!(
+            report.to_string().contains(words),
+            "{keys}: no {words:?} in {report}"
+        );
     }
 }
 
 #[test]
-fn valid_kubernetes_keys_are_parsed() {
+fn valid_kubernetes_keys_are_parsed_with_warnings_about_insecure_access() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();
@@ -244,12 +265,15 @@ fn valid_kubernetes_keys_are_parsed() {
         "without encryption",
         "all users of this host may read the token",
     ] {
-        assert!(report.to_string().contains(words), "{report}");
+        assert!(
+            report.to_string().contains(words),
+            "no {words:?} in {report}"
+        );
     }
     // A file without services is valid, because they come from the API server.
     assert!(
         !report.to_string().contains("nothing is balanced"),
-        "{report}"
+        "unexpected `nothing is balanced` in {report}"
     );
     let settings = config.kubernetes.expect("the file has [kubernetes]");
     assert_eq!(settings.name(), "http://api.example.org:443 shop");
@@ -262,7 +286,7 @@ fn valid_kubernetes_keys_are_parsed() {
 }
 
 #[test]
-fn kubeconfig_provides_server_and_token() {
+fn kubeconfig_provides_server_and_token_and_invalid_kubeconfig_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
     let write = |server: &str, more: &str| {
@@ -283,7 +307,10 @@ fn kubeconfig_provides_server_and_token() {
         "without encryption",
         "all users of this host may read the kubeconfig",
     ] {
-        assert!(report.to_string().contains(words), "{report}");
+        assert!(
+            report.to_string().contains(words),
+            "no {words:?} in {report}"
+        );
     }
     let settings = config.kubernetes.expect("the file has [kubernetes]");
     assert_eq!(settings.name(), "http://10.0.0.5:6443");
@@ -297,7 +324,13 @@ fn kubeconfig_provides_server_and_token() {
     ) {
         write(server, more);
         let report = Config::from_toml("test.toml", &text).expect_err(words);
-        assert!(report.to_string().contains(words), "{words}: {report}");
-        assert!(!report.to_string().contains("s3cret"), "{report}");
+        assert!(
+            report.to_string().contains(words),
+            "no {words:?} in {report}"
+        );
+        assert!(
+            !report.to_string().contains("s3cret"),
+            "unexpected `s3cret` in {report}"
+        );
     }
 }

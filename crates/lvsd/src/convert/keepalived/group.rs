@@ -14,7 +14,7 @@ pub(super) struct Group {
     pub(super) lost: Vec<String>,
 }
 
-/// The address family that a keyword sets; true for IPv6.
+/// The address family that a keyword sets: true for IPv6, `None` for other keywords.
 pub(super) fn family(word: &str) -> Option<bool> {
     match word {
         "inet" => Some(false),
@@ -39,7 +39,7 @@ pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
                     *room = left;
                 }
                 (Ok(mark), None) if mark > 0 => group.lost.push(item.lost(&full)),
-                _ => group.lost.push(item.lost("not a mark")),
+                _ => group.lost.push(item.lost("the value is not a mark")),
             }
             continue;
         }
@@ -49,7 +49,9 @@ pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
             port(item.word(1))
         };
         let (Some((first, count)), Some(port)) = (range(item.name()), port) else {
-            group.lost.push(item.lost("not addresses and a port"));
+            group
+                .lost
+                .push(item.lost("the line does not contain addresses and a port"));
             continue;
         };
         match room.checked_sub(count) {

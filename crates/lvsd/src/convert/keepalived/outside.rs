@@ -113,7 +113,9 @@ pub(super) fn settings(items: &[Item], lost: &mut Vec<String>) -> Outside {
                             room -= count;
                             all.extend(following(first, count));
                         }
-                        _ => lost.push(address.lost("not an address, or too many addresses")),
+                        _ => lost.push(
+                            address.lost("the value is not an address, or too many addresses"),
+                        ),
                     }
                 }
                 outside.local.insert(item.word(1).to_owned(), all);
@@ -155,7 +157,7 @@ fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
             "smtp_alert" | "smtp_alert_checker" if is_on(item) => {
                 "lvsd sends no e-mail about servers: use `notify` in [lvsd]"
             }
-            "rs_init_notifies" => "see `notify` in [lvsd]",
+            "rs_init_notifies" => "lvsd runs the program of `notify` in [lvsd] instead",
             "nftables_ipvs" => "the result has a service for each address instead of a mark",
             "checker_log_all_failures" if is_on(item) => {
                 "lvsd logs changes: `lvsd status` shows the last reason"

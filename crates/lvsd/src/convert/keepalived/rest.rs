@@ -15,7 +15,8 @@ struct Fate {
     within: bool,
 }
 
-/// Returns the remaining file for keepalived.
+/// Returns the text of the lines that keepalived continues to use; empty without such lines.
+/// Reports in `lost` if lines for some hosts are missing in it.
 pub(super) fn write(source: &Source, items: &[Item], lost: &mut Vec<String>) -> String {
     let kept = |item: &Item| !item.name().is_empty() && !is_taken(item, 0);
     if !items.iter().any(kept) {
@@ -130,7 +131,8 @@ fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &m
     }
 }
 
-/// Formats a statement without copying its lines.
+/// Appends a statement to `text`, written from its words instead of copied from the file, without
+/// the parts that are removed.
 fn anew(item: &Item, depth: usize, text: &mut String) {
     if is_taken(item, depth) {
         return;

@@ -517,7 +517,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Pattern of an `include` statement or one of its variants.
+/// Pattern of an `include` statement or one of its variants; `None` for other lines.
 fn included(line: &str) -> Option<String> {
     let (word, rest) = line.split_once(char::is_whitespace)?;
     let known = [
@@ -538,7 +538,7 @@ fn continued(line: &str) -> Option<&str> {
     line.trim_end().strip_suffix('\\')
 }
 
-/// Parses `$NAME=VALUE`.
+/// Parses `$NAME=VALUE`; `None` for other texts.
 fn defined(text: &str) -> Option<(&str, &str)> {
     let (name, value) = text.strip_prefix('$')?.split_once('=')?;
     is_name(name).then_some((name, value))
@@ -551,7 +551,7 @@ fn is_name(text: &str) -> bool {
 }
 
 /// The macro name at the start of a text, and the rest: `${NAME}`, or `$NAME` before whitespace, a
-/// comma, a closing parenthesis or the end.
+/// comma, a closing parenthesis or the end. `None` for other texts.
 fn name(text: &str) -> Option<(&str, &str)> {
     let text = text.strip_prefix('$')?;
     if let Some(inner) = text.strip_prefix('{') {
@@ -568,7 +568,8 @@ fn name(text: &str) -> Option<(&str, &str)> {
     (ends && is_name(name)).then_some((name, rest))
 }
 
-/// Macro name, first value, step and last value of a sequence.
+/// Macro name, first value, step and last value of a sequence, of which first value and step may be
+/// omitted. `None` if the text is invalid.
 fn sequence(text: &str) -> Option<(String, i64, i64, i64)> {
     let mut words = text.split(',').map(str::trim);
     let name = words.next().filter(|name| is_name(name))?.to_owned();
@@ -601,7 +602,7 @@ fn integer(text: &str) -> Option<i64> {
     number.ok()?.checked_mul(sign)
 }
 
-/// For each repetition of a list, the macro names with their values.
+/// For each repetition of a list, the macro names with their values; `None` if the text is invalid.
 fn list(text: &str) -> Option<Vec<Vec<(String, String)>>> {
     let mut groups = groups(text)?.into_iter();
     let names = groups.next()?;
@@ -616,7 +617,8 @@ fn list(text: &str) -> Option<Vec<Vec<(String, String)>>> {
         .collect()
 }
 
-/// Splits a list of words and groups: `a, {b, c}` becomes `[a]` and `[b, c]`.
+/// Splits a list of words and groups: `a, {b, c}` becomes `[a]` and `[b, c]`. `None` if the text is
+/// invalid.
 fn groups(text: &str) -> Option<Vec<Vec<String>>> {
     let mut all = Vec::new();
     let mut rest = text.trim();
@@ -647,7 +649,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequence_defaults_match_keepalived() {
+    fn keepalived_sequence_has_default_bounds_and_step_and_invalid_sequence_is_none() {
         let numbers = |text| sequence(text).map(|(_, first, step, last)| (first, step, last));
         assert_eq!(numbers("A, 4, 5"), Some((4, 1, 5)));
         assert_eq!(numbers("A, 5, 4"), Some((5, -1, 4)));
@@ -659,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn macro_list_of_groups_sets_all_names() {
+    fn keepalived_list_of_groups_sets_all_names_and_incomplete_group_returns_none() {
         let pair = |a: &str, b: &str| {
             vec![
                 ("A".to_owned(), a.to_owned()),
@@ -675,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn macro_name_ends_at_whitespace_comma_and_parenthesis() {
+    fn keepalived_macro_name_ends_at_whitespace_comma_brace_or_parenthesis() {
         assert_eq!(name("$NET"), Some(("NET", "")));
         assert_eq!(name("$NET 80"), Some(("NET", " 80")));
         assert_eq!(name("$FIRST,$LAST"), Some(("FIRST", ",$LAST")));

@@ -28,10 +28,10 @@ const ONE_VALUE: [&str; 14] = [
     "delay_before_retry",
 ];
 
-/// Maximum persistence of keepalived in seconds.
+/// keepalived's maximum persistence timeout in seconds.
 const PERSISTENCE_MAX: u64 = 31 * 86_400;
 
-/// Message about words that keepalived ignores.
+/// Message about the words of a statement that keepalived ignores; `None` if it uses all of them.
 fn passed_over(item: &Item) -> Option<String> {
     (ONE_VALUE.contains(&item.name()) && item.len() > 2).then(|| {
         let why = format!("keepalived ignores `{}`", item.rest(2));
@@ -122,7 +122,8 @@ pub(super) fn convert(
     Ok(services)
 }
 
-/// Addresses and marks of a virtual server.
+/// Reads the addresses or the mark of a virtual server, or the members of its group; an error if
+/// they are invalid.
 fn target(item: &Item, groups: &HashMap<&str, &Item>, room: &mut usize) -> Result<Group, String> {
     match item.word(1) {
         "group" => {
@@ -191,8 +192,10 @@ fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
             ("nocsum", _) => checksum = None,
             ("csum", _) => checksum = Some("full"),
             ("remcsum", _) => checksum = Some("remote"),
-            (word @ ("type" | "port"), value) => return Err(format!("{word} `{value}`")),
-            (word, _) => return Err(format!("`{word}`")),
+            (word @ ("type" | "port"), value) => {
+                return Err(format!("keepalived has no {word} `{value}` of a tunnel"));
+            }
+            (word, _) => return Err(format!("keepalived has no keyword `{word}` of a tunnel")),
         }
         at += 1;
     }
@@ -267,7 +270,8 @@ impl Method {
 #[derive(Clone, Debug, Default)]
 struct Parts {
     family: Option<bool>,
-    /// Persistence in seconds; 0 for none.
+    /// Persistence timeout in seconds: 0 for no persistence, `None` if the virtual server does not
+    /// set it.
     timeout: Option<u64>,
     /// Netmask of persistence, and its statement.
     granularity: Option<(String, Item)>,
@@ -347,7 +351,7 @@ impl Parts {
             let own = keys.get("forward").or(around.get("forward"));
             ip.is_ipv6() == six || own.is_some_and(|word| word == "\"tun\"")
         };
-        let why = "its address family is not the service's; keepalived refuses it, too";
+        let why = "its address family is not the service's; lvsd refuses it, as keepalived does";
         let lost = &mut service.lost;
         service.servers.retain(|server| {
             let is_one = server.place().0.is_none_or(|ip| fits(ip, &server.keys));
@@ -399,14 +403,14 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                         }
                         _ => parts.family = Some(six),
                     },
-                    None => service.lose(item.lost("not an address family")),
+                    None => service.lose(item.lost("the value is not an address family")),
                 }
             }
             "protocol" => match value {
                 "TCP" | "tcp" => {}
                 "UDP" | "udp" => service.string("protocol", "udp"),
                 "SCTP" | "sctp" => service.string("protocol", "sctp"),
-                _ => service.lose(item.lost("not a protocol")),
+                _ => service.lose(item.lost("the value is not a protocol")),
             },
             "persistence_timeout" if value.is_empty() => parts.timeout = Some(360),
             "persistence_timeout" => match value.parse() {
@@ -440,7 +444,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             },
             "hysteresis" => match value.parse() {
                 Ok(number) => service.quorum_of(item).hysteresis = number,
-                Err(_) => service.lose(item.lost("not a number")),
+                Err(_) => service.lose(item.lost("the value is not a number")),
             },
             "sorry_server" => {
                 let port = match item.word(2) {
@@ -456,7 +460,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                             keys: Keys::new(),
                         });
                     }
-                    _ => service.lose(item.lost("not an address and a port")),
+                    _ => service.lose(item.lost("the value is not an address and a port")),
                 }
             }
             "sorry_server_lvs_method" => {
@@ -478,7 +482,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 service.keys.insert("remove_on_exit", "true".to_owned());
             }
             "quorum_up" | "quorum_down" => {
-                service.lose(item.lost("see `notify` in [lvsd], for all events of all services"));
+                service.lose(item.lost("lvsd runs only the program of `notify` in [lvsd], for all events of all services"));
             }
             "ha_suspend" => service
                 .lose(item.lost("lvsd checks servers even if this host does not have the address")),
@@ -489,7 +493,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             }
             "" => {}
             "nb_get_retry" | "nat_mask" => {
-                service.lose(item.lost("keepalived ignores it here, too"));
+                service.lose(item.lost("lvsd ignores it, as keepalived does here"));
             }
             _ => service.lose(item.lost("lvsd has no equivalent")),
         }
@@ -576,7 +580,7 @@ fn real_server(
     service: &Service,
     inhibit: bool,
 ) -> Result<Server, &'static str> {
-    let bad = "not an address and a port";
+    let bad = "the value is not an address and a port";
     let ip: IpAddr = item.word(1).parse().map_err(|_| bad)?;
     let port = match item.word(2) {
         "" => 0,
@@ -602,12 +606,14 @@ fn real_server(
                     server.keys.insert("weight", weight.to_string());
                 }
                 _ if value.starts_with('-') => {
-                    server.lose(item.lost("not a weight: the result is 1"));
+                    server.lose(item.lost("the value is not a weight: the result is 1"));
                 }
                 _ => {
                     let weight = leading(value).unwrap_or(1);
                     server.keys.insert("weight", weight.to_string());
-                    let why = format!("not a weight: the result is {weight}, as with keepalived");
+                    let why = format!(
+                        "the value is not a weight: the result is {weight}, as with keepalived"
+                    );
                     server.lose(item.lost(&why));
                 }
             },
@@ -627,7 +633,7 @@ fn real_server(
                     };
                     server.keys.insert(key, number.to_string());
                 }
-                Err(_) => server.lose(item.lost("not a number")),
+                Err(_) => server.lose(item.lost("the value is not a number")),
             },
             "lb_kind" | "lvs_method" => match Method::parse(item, &mut server.lost) {
                 Some(method) if method.forward == "fullnat" && service.local_group.is_none() => {
@@ -650,7 +656,7 @@ fn real_server(
             "alpha" if !is_on(item) || outer.find("alpha").is_some_and(is_on) => {}
             "alpha" => server.lose(item.lost("set `start_down` of the service")),
             "notify_up" | "notify_down" => {
-                server.lose(item.lost("see `notify` in [lvsd], for all events of all services"));
+                server.lose(item.lost("lvsd runs only the program of `notify` in [lvsd], for all events of all services"));
             }
             "smtp_alert" if !is_on(item) => {}
             "smtp_alert" => {
@@ -667,7 +673,7 @@ fn real_server(
                 }
             }
             "" => {}
-            "nb_get_retry" => server.lose(item.lost("keepalived ignores it here, too")),
+            "nb_get_retry" => server.lose(item.lost("lvsd ignores it, as keepalived does here")),
             _ => server.lose(item.lost("lvsd has no equivalent")),
         }
     }

@@ -16,7 +16,7 @@ async fn manually_deleted_service_is_added_again() {
 
 /// The next comparison, a reload and a restart do not revert `lvsadm drain`.
 #[tokio::test(start_paused = true)]
-async fn manually_drained_server_stays_drained() {
+async fn manually_drained_server_stays_drained_until_its_weight_is_set_manually() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     let weights = |weight| [("10.0.0.1:80", 1), ("10.0.0.2:80", weight)];
     daemon.weights(&weights(3)).await;
@@ -90,7 +90,10 @@ async fn override_survives_reload_restart_and_new_dataplane() {
         .ask::<Reloaded>(ChangeRequest::Reload { force: false })
         .await
         .unwrap_err();
-    assert!(refused.contains("unknown key `nane`"), "{refused}");
+    assert!(
+        refused.contains("unknown key `nane`"),
+        "no \"unknown key `nane`\" in {refused}"
+    );
     std::fs::write(&path, FILE).unwrap();
     let done: Reloaded = daemon
         .ask(ChangeRequest::Reload { force: false })
@@ -145,12 +148,15 @@ async fn override_survives_reload_restart_and_new_dataplane() {
         .ask::<AdminDone>(ChangeRequest::Admin(unknown))
         .await
         .unwrap_err();
-    assert!(why.contains("has no server 10.9.9.9"), "{why}");
+    assert!(
+        why.contains("has no server 10.9.9.9"),
+        "no `has no server 10.9.9.9` in {why}"
+    );
     again.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn override_request_is_answered_after_dataplane_has_applied_it() {
+async fn override_request_is_answered_when_applied_or_with_warning_if_dataplane_hangs() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     let server: SocketAddr = "10.0.0.1:80".parse().unwrap();
@@ -193,7 +199,7 @@ async fn override_request_is_answered_after_dataplane_has_applied_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn manual_drain_is_shown_and_can_be_ended() {
+async fn manual_drain_is_shown_as_override_and_ends_with_ready_request() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -224,7 +230,7 @@ fn by_hand(world: &World, weight: i32) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn manual_changes_outside_services_are_reported() {
+async fn manual_changes_of_vips_marks_and_sysctls_are_reported_and_reverted_or_kept() {
     for report in [false, true] {
         let line = if report {
             "[lvsd]\nmanual_changes = \"report\"\n"
@@ -276,7 +282,7 @@ async fn manual_changes_outside_services_are_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn manual_changes_are_reverted_or_kept_as_configured() {
+async fn manual_changes_of_servers_are_reported_and_reverted_or_kept_as_configured() {
     for report in [false, true] {
         let line = if report {
             "[lvsd]\nmanual_changes = \"report\"\n"
@@ -322,7 +328,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
 
 /// The connections of a server in maintenance continue for the time of `drain`, and not longer.
 #[tokio::test(start_paused = true)]
-async fn drain_ends_at_its_deadline() {
+async fn server_in_maintenance_with_connections_is_removed_after_drain_time() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");
     let daemon = Running::start(World::default(), Dead::default(), &text);
     daemon.both(1, 3).await;
@@ -341,7 +347,7 @@ async fn drain_ends_at_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_of_the_last_usable_server_without_force_is_refused() {
+async fn drain_or_maintenance_of_last_usable_server_without_force_is_refused() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     daemon.dead.set("10.0.0.2:80", true);
@@ -374,7 +380,7 @@ async fn drain_of_the_last_usable_server_without_force_is_refused() {
     daemon.weights(&none).await;
     ask(AdminState::Maintenance, false)
         .await
-        .expect("the server is not usable any more");
+        .expect("maintenance of an unusable server is accepted");
     assert!(!daemon.status().await.admin[0].spec.force);
     daemon.stop().await;
 }

@@ -33,7 +33,7 @@ async fn failed_server_is_quiesced_and_returns_when_healthy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_check_failure_remove_removes_the_server() {
+async fn server_with_failed_check_is_removed_if_on_check_failure_is_remove() {
     let text = FILE.replace(
         "forward = \"nat\"",
         "forward = \"nat\"\non_check_failure = \"remove\"",
@@ -46,7 +46,7 @@ async fn on_check_failure_remove_removes_the_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_first_check_delays_only_its_own_address() {
+async fn slow_first_check_delays_only_the_vip_of_its_service() {
     let log = Log::default();
     let _listening = log.listen();
     let slow = Slow::default();
@@ -68,7 +68,7 @@ async fn slow_first_check_delays_only_its_own_address() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
+async fn sorry_server_serves_and_vip_is_withdrawn_from_quorum_loss_until_quorum_is_reached() {
     let text = FILE.replace(
         "forward = \"nat\"",
         "forward = \"nat\"\nquorum = { up = 2, down = 1 }\nsorry = \"10.0.0.99:80\"\nbelow_quorum = \"give-up\"\ndrain = \"0s\"",
@@ -121,7 +121,7 @@ async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn start_down_ignores_servers_in_use_until_a_check_passes() {
+async fn server_in_use_at_restart_gets_no_connections_until_checked_only_with_start_down() {
     for alpha in [false, true] {
         let line = if alpha { "start_down = true\n" } else { "" };
         let text = FILE.replace(
@@ -168,7 +168,7 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
 
 /// At exit lvsd removes a service with `remove_on_exit`, and no other service.
 #[tokio::test]
-async fn remove_on_exit_removes_the_service_and_reports_it() {
+async fn remove_on_exit_removes_only_its_service_at_exit_and_reports_the_removal() {
     let directory = tempfile::tempdir().unwrap();
     let reported = directory.path().join("reported");
     for signal in [Signal::Stop, Signal::StopAll] {

@@ -21,7 +21,7 @@ async fn daemon_starts_configures_and_stops_dataplane() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_after_dataplane_exit_reports_its_status() {
+async fn stop_logs_exit_status_of_dataplane_that_exited_before() {
     let log = Log::default();
     let _listening = log.listen();
     let daemon = Running::start(World::default(), Dead::default(), FILE);
@@ -33,7 +33,7 @@ async fn stop_after_dataplane_exit_reports_its_status() {
 }
 
 #[tokio::test]
-async fn stop_that_waits_logs_the_reason_at_once() {
+async fn stop_logs_the_wait_for_a_hanging_dataplane_before_the_wait_ends() {
     for at_a_request in [false, true] {
         let log = Log::default();
         let _listening = log.listen();
@@ -63,7 +63,7 @@ async fn stop_that_waits_logs_the_reason_at_once() {
 }
 
 #[tokio::test]
-async fn dataplane_that_does_not_stop_is_killed() {
+async fn dataplane_that_ignores_stop_is_killed_after_10_seconds() {
     let log = Log::default();
     let _listening = log.listen();
     let daemon = Running::start(World::default(), Dead::default(), FILE);
@@ -78,7 +78,7 @@ async fn dataplane_that_does_not_stop_is_killed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn killed_and_restarted_daemon_changes_nothing() {
+async fn daemon_restarted_after_kill_makes_no_changes_in_dataplane() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.dead.set("10.0.0.1:80", true);
     daemon.both(0, 3).await;
@@ -99,7 +99,7 @@ async fn killed_and_restarted_daemon_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dead_dataplane_is_replaced() {
+async fn dead_dataplane_is_replaced_and_configured_again() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     daemon.world.crash();
@@ -110,7 +110,7 @@ async fn dead_dataplane_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn own_hung_dataplane_is_killed_and_replaced() {
+async fn hung_dataplane_of_lvsd_is_killed_and_replaced() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     daemon.world.fall_silent();
@@ -136,7 +136,7 @@ async fn own_hung_dataplane_is_killed_and_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lvsd_waits_for_starting_dataplane_without_answer() {
+async fn lvsd_waits_a_bounded_time_for_starting_dataplane_without_answer() {
     let world = World::default();
     world.start_slowly(100);
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -171,7 +171,7 @@ async fn hung_dataplane_of_another_program_keeps_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lvsd_leaves_foreign_dataplane_running_without_its_services() {
+async fn stop_leaves_foreign_dataplane_running_without_services_of_lvsd() {
     let world = World::default();
     world.start_foreign();
     let spec = lvs_core::api::ServiceSpec {
@@ -202,7 +202,7 @@ async fn lvsd_leaves_foreign_dataplane_running_without_its_services() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lvsd_waits_for_return_of_foreign_dataplane() {
+async fn lvsd_waits_for_return_of_foreign_dataplane_and_then_starts_a_dataplane() {
     let world = World::default();
     world.start_foreign();
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -226,7 +226,10 @@ async fn lvsd_exits_if_dataplane_never_starts() {
     world.refuse_to_start();
     let daemon = Running::start(world, Dead::default(), FILE);
     let error = daemon.task.await.unwrap().unwrap_err();
-    assert!(error.contains("did not start"), "{error}");
+    assert!(
+        error.contains("did not start"),
+        "no `did not start` in {error}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -241,7 +244,7 @@ async fn dataplane_without_daemon_is_stopped_on_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lvsd_waits_for_attached_dataplane_and_does_not_start_it() {
+async fn lvsd_with_attach_never_starts_a_dataplane_and_leaves_servers_at_stop() {
     let world = World::default();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), FILE).unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn reload_changes_only_changed_entries() {
+async fn reload_changes_only_changed_entries_and_nothing_if_file_is_invalid_or_empty() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -43,7 +43,7 @@ async fn reload_changes_only_changed_entries() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn daemon_started_without_services_accepts_services_later() {
+async fn daemon_started_without_services_adds_services_at_reload() {
     let daemon = Running::start(World::default(), Dead::default(), "");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(daemon.world.running());
@@ -120,7 +120,7 @@ async fn reload_has_one_line_with_numbers_in_log() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reload_that_replaces_servers_waits_for_new_ones() {
+async fn reload_that_replaces_all_servers_keeps_old_servers_until_a_new_server_is_up() {
     let slow = Slow::default();
     let daemon = slow.start(FILE);
     daemon.both(1, 3).await;
@@ -187,7 +187,7 @@ async fn rules_and_sysctl_removed_from_file_are_reset_by_reload_and_restart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn plan_lists_changes_of_a_reload_and_makes_none() {
+async fn plan_lists_changes_of_a_reload_and_applies_nothing() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -226,7 +226,7 @@ async fn plan_lists_changes_of_a_reload_and_makes_none() {
 
 /// A reload of a file with fewer than half of the servers is refused, unless it is forced.
 #[tokio::test(start_paused = true)]
-async fn reload_that_removes_most_servers_is_refused_without_force() {
+async fn reload_that_removes_too_large_share_of_many_servers_is_refused_without_force() {
     let file = |servers: u8, more: &str| {
         let mut text = format!(
             "{more}[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ndrain = \"0s\"\n"

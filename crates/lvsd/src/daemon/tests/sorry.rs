@@ -16,7 +16,7 @@ fn file(more: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_replaces_the_others_below_the_quorum() {
+async fn sorry_server_replaces_servers_below_quorum_and_is_added_before_their_weight_is_0() {
     let daemon = Running::start(World::default(), Dead::default(), &file(""));
     let both = [(ONE, 1), (OTHER, 3)];
     daemon.weights(&both).await;
@@ -51,7 +51,7 @@ async fn sorry_server_replaces_the_others_below_the_quorum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_replaces_servers_if_operator_drains_below_quorum() {
+async fn sorry_server_serves_while_drain_by_operator_leaves_service_below_quorum() {
     let daemon = Running::start(World::default(), Dead::default(), &file(""));
     daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -95,7 +95,7 @@ async fn sorry_server_replaces_servers_if_operator_drains_below_quorum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_stays_over_a_restart_until_all_servers_are_checked() {
+async fn sorry_server_stays_after_restart_until_quorum_is_reached() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
     first.weights(&[(ONE, 1), (OTHER, 3)]).await;
     first.dead.set(ONE, true);
@@ -129,7 +129,7 @@ async fn sorry_server_stays_over_a_restart_until_all_servers_are_checked() {
 /// After a restart, the result of the first check does not make the unchecked servers count as
 /// failed.
 #[tokio::test(start_paused = true)]
-async fn sorry_server_waits_for_the_first_checks_of_all_servers() {
+async fn sorry_server_is_not_used_after_restart_before_all_servers_are_checked() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
     let both = [(ONE, 1), (OTHER, 3)];
     first.weights(&both).await;
@@ -170,7 +170,7 @@ async fn server_whose_first_check_times_out_does_not_delay_sorry_server() {
 /// Below the quorum, a server is removed instead of quiesced if weight 0 would refuse its clients,
 /// or if returning clients would still be sent to it.
 #[tokio::test(start_paused = true)]
-async fn sorry_server_replaces_servers_that_weight_0_does_not_quiesce() {
+async fn servers_with_sorry_server_are_removed_below_quorum_if_hashed_or_persistent() {
     for more in ["scheduler = \"sh\"", "persistence = { timeout = \"5m\" }"] {
         let daemon = Running::start(World::default(), Dead::default(), &file(more));
         let both = [(ONE, 1), (OTHER, 3)];
@@ -184,7 +184,7 @@ async fn sorry_server_replaces_servers_that_weight_0_does_not_quiesce() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_that_drains_is_reported_as_the_sorry_server() {
+async fn draining_sorry_server_is_reported_as_sorry_server_that_does_not_serve() {
     let text = file("").replace("drain = \"0s\"", "drain = \"1h\"");
     let daemon = Running::start(World::default(), Dead::default(), &text);
     let both = [(ONE, 1), (OTHER, 3)];
@@ -201,7 +201,7 @@ async fn sorry_server_that_drains_is_reported_as_the_sorry_server() {
         .last()
         .expect("the service has a sorry server");
     assert_eq!((last.configured, last.weight), (None, Some(0)));
-    assert_eq!(service.sorry, None, "the sorry server does not serve");
+    assert_eq!(service.sorry, None, "the sorry server serves");
     assert_eq!(service.sorry_server, Some(last.server));
     daemon.stop().await;
 }
@@ -242,7 +242,7 @@ impl Prober for Agents {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_overrides_agents_weights() {
+async fn weight_of_agent_does_not_apply_while_sorry_server_serves() {
     let agents = Agents::default();
     let says = |percent| {
         let mut all = agents.1.lock().unwrap();

@@ -20,7 +20,7 @@ impl Running {
 }
 
 #[tokio::test(start_paused = true)]
-async fn server_without_answers_is_suspicious_until_its_clients_are_answered() {
+async fn server_with_mostly_unanswered_clients_is_suspicious_until_clients_are_answered() {
     let mut daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.both(1, 3).await;
     daemon.health("up").await;
@@ -55,7 +55,7 @@ async fn server_without_answers_is_suspicious_until_its_clients_are_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unanswered_flood_to_all_servers_makes_none_suspicious() {
+async fn unanswered_flood_to_all_servers_makes_no_server_suspicious() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.health("up").await;
     for server in ["10.0.0.1:80", "10.0.0.2:80"] {
@@ -67,7 +67,7 @@ async fn unanswered_flood_to_all_servers_makes_none_suspicious() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn passive_check_marks_suspicious_server_as_down_until_checks_succeed() {
+async fn passive_check_marks_suspicious_server_as_down_for_50_to_90_seconds() {
     let file = FILE.replace("fall = 2", "fall = 2, passive = true");
     let daemon = Running::start(World::default(), Dead::default(), &file);
     daemon.both(1, 3).await;
@@ -85,7 +85,7 @@ async fn passive_check_marks_suspicious_server_as_down_until_checks_succeed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn passive_check_keeps_half_of_the_servers_up() {
+async fn passive_check_marks_no_server_as_down_if_more_than_half_become_suspicious_at_once() {
     let file = FILE.replace("fall = 2", "fall = 2, passive = true");
     let daemon = Running::start(World::default(), Dead::default(), &file);
     daemon.both(1, 3).await;

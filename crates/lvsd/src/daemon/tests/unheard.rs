@@ -52,10 +52,13 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_answers() {
     }
     let text = log.text();
     assert!(
-        text.contains("the dataplane has 1 service that the file lacks: unchanged"),
-        "{text}"
+        text.contains("event=\"unnamed\""),
+        "no event `unnamed` in {text}"
     );
-    assert!(!text.contains("its last answer is still used"), "{text}");
+    assert!(
+        !text.contains("its last answer is still used"),
+        "unexpected `its last answer is still used` in {text}"
+    );
 
     // Manual changes of unmanaged services are allowed, and are neither reverted nor reported.
     let by_hand = Call::ServiceDelete { service: second() };
@@ -67,7 +70,7 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reload_removes_no_service_while_etcd_is_unread() {
+async fn reload_removes_services_missing_in_file_only_if_no_etcd_answer_is_awaited() {
     let daemon = Running::start(left_behind().await, Dead::default(), TWO);
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = daemon.world.changes().len();
@@ -90,7 +93,7 @@ async fn reload_removes_no_service_while_etcd_is_unread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_removed_percent_counts_servers_while_etcd_is_unread() {
+async fn max_removed_percent_counts_servers_kept_while_etcd_has_not_answered() {
     let mut text = String::new();
     for n in 1..=30 {
         text.push_str(&format!(
@@ -113,7 +116,10 @@ async fn max_removed_percent_counts_servers_while_etcd_is_unread() {
     daemon.reload(&few).await;
     let reported = status(&daemon).await;
     let message = reported.loaded.message;
-    assert!(message.contains("1 of 30 servers left"), "{message}");
+    assert!(
+        message.contains("1 of 30 servers left"),
+        "no `1 of 30 servers left` in {message}"
+    );
     assert_eq!(daemon.world.weights(web()).len(), 30);
     daemon.signals.send(Signal::ForcedReload).await.unwrap();
     daemon.weights(&[("10.0.0.1:80", 1)]).await;
@@ -121,7 +127,7 @@ async fn max_removed_percent_counts_servers_while_etcd_is_unread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_with_unread_pool_and_no_servers_is_below_quorum() {
+async fn service_whose_source_has_not_answered_has_quorum_only_with_servers() {
     for from in ["etcd = \"web\"", "dns = \"web.invalid\""] {
         let file = format!(
             "{CLUSTER}[dns]\nname_servers = [\"127.0.0.1:1\"]\n\

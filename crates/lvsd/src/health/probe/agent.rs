@@ -91,7 +91,7 @@ mod tests {
             (&[b'a'; 4000], "more than 1 KiB"),
         ] {
             let server = answering(words).await;
-            let parsed = probe(check, server).await.expect_err("the check fails");
+            let parsed = probe(check, server).await.expect_err("the check succeeded");
             assert!(format!("{parsed:?}").contains(wanted), "{parsed:?}");
         }
     }

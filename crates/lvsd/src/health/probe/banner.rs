@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn banner_probe_accepts_only_the_expected_greeting() {
+    async fn banner_probe_accepts_only_expected_greeting_within_its_timeout() {
         let mut check = check("{ type = \"banner\", expect = \"220 \", timeout = \"10s\" }");
         for (words, good) in [(&b"220 mx\r\n"[..], true), (b"554 no\r\n", false)] {
             check.server = greeting(words).await;
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn banner_probe_with_wrong_keys_is_refused_at_their_place() {
+    fn check_with_missing_invalid_or_unknown_key_is_refused_with_its_position() {
         for [text, place, wanted] in cases(
             r#"
                 { type = "banner" } | 4:9 | `expect` of the check is missing
@@ -125,7 +125,7 @@ mod tests {
         ) {
             let report = Config::from_toml("test.toml", &file(text)).expect_err(text);
             let output = report.to_string();
-            assert!(output.contains(wanted), "{text}: {output}");
+            assert!(output.contains(wanted), "{text}: no {wanted:?} in {output}");
             assert!(
                 output.contains(&format!("test.toml:{place}\n")),
                 "{text}: {output}"

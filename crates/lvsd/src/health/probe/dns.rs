@@ -41,7 +41,7 @@ pub struct Dns {
     codes: Vec<u8>,
     /// Minimum number of records in the answer.
     answers: u16,
-    /// An address that the answer must contain.
+    /// An address that the answer must contain; `None` for any addresses.
     address: Option<IpAddr>,
 }
 
@@ -110,7 +110,7 @@ impl ProbeKind for Dns {
         let question = question(id, &self.name, self.record).unwrap_or_default();
         socket.send(&question).await.map_err(failed)?;
         let mut bytes = [0; ANSWER_MAX];
-        let mut why = "only other queries".to_owned();
+        let mut why = "only to other queries".to_owned();
         for _ in 0..STRANGE_MAX {
             let n = socket.recv(&mut bytes).await.map_err(failed)?;
             why = match read(&bytes[..n], &question) {
@@ -136,7 +136,7 @@ impl Dns {
         if !self.codes.contains(&answer.code) {
             let code = CODES.get(usize::from(answer.code));
             let unknown = || format!("with code {}", answer.code);
-            return Err(code.map_or_else(unknown, |c| (*c).to_owned()));
+            return Err(code.map_or_else(unknown, |c| format!("with code {c}")));
         }
         if answer.records < self.answers {
             let (count, least) = (answer.records, self.answers);
@@ -195,7 +195,7 @@ pub(super) struct Answer {
 /// Parses an answer to `question`; `None` if the datagram answers another question.
 pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'static str> {
     let (Some(head), Some(asked)) = (bytes.get(..12), question.get(12..)) else {
-        return Err("an incomplete header");
+        return Err("with an incomplete header");
     };
     if question.get(..2) != Some(&head[..2]) || head[2] & 0x80 == 0 {
         return Ok(None);
@@ -240,7 +240,8 @@ pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'st
     Ok(Some(answer))
 }
 
-/// Splits off a record: its type, its data, and the bytes after it.
+/// Splits off a record: its type, its data, and the bytes after it. `None` if the record is
+/// incomplete or invalid.
 fn record(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let mut rest = bytes;
     // Skip the name: only its end matters here.
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn dns_probe_parses_only_the_answer_to_its_query() {
+    fn dns_probe_encodes_valid_names_only_and_parses_only_answer_to_its_query() {
         let asked = question(7, "www.example.org.", 1).expect("the name is valid");
         assert_eq!(&asked[12..], b"\x03www\x07example\x03org\0\0\x01\0\x01");
         assert_eq!(
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dns_probe_result_depends_on_answer_of_name_server() {
+    async fn dns_probe_succeeds_only_with_expected_code_number_and_address_of_answer() {
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         tokio::spawn(async move {

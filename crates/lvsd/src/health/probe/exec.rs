@@ -73,7 +73,7 @@ impl ProbeKind for Exec {
 
     fn target(&self, server: SocketAddr) -> String {
         let program = self.command.first().map_or("", String::as_str);
-        format!("{program} about {server}")
+        format!("{program} for {server}")
     }
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exec_probe_interprets_exit_codes_like_keepalived() {
+    async fn exec_probe_maps_exit_codes_like_keepalived_and_missing_program_to_local_error() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let weight = |n| Ok(Advice::weight(Weight::Exactly(n)));
         for (code, dynamic) in [(2, weight(0)), (3, weight(1)), (255, weight(253))] {

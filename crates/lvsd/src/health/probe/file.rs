@@ -144,8 +144,8 @@ impl Reads {
         }
     }
 
-    /// The permission to read a file, unless the file is already being read, or the limit of its
-    /// directory or of all files is reached.
+    /// The permission to read a file; `None` while the file is already being read, or the limit of
+    /// its directory or of all files is reached.
     fn begin(&'static self, path: &Path) -> Option<Reading> {
         let mut all = self.all();
         let beside = all.iter().filter(|other| other.parent() == path.parent());
@@ -215,7 +215,7 @@ mod tests {
     /// Reads from a disk that does not answer occupy a limited number of threads, and do not delay
     /// reads of other disks.
     #[tokio::test]
-    async fn hung_disk_blocks_a_bounded_number_of_threads() {
+    async fn file_reads_from_hung_disk_are_bounded_and_do_not_delay_other_disks() {
         static READS: LazyLock<Reads> = LazyLock::new(Reads::default);
         let (release, held) = std::sync::mpsc::channel::<()>();
         let held = std::sync::Arc::new(Mutex::new(held));

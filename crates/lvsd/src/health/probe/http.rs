@@ -89,7 +89,8 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Parses the keys; `default` has the values of missing keys.
+    /// Reads the keys of a page; `default` has the values of missing keys. `None` after an error,
+    /// which is reported.
     fn parse(keys: &mut Keys<'_>, default: Self) -> Option<Self> {
         let mut page = default;
         if let Some(path) = keys.string("path").flatten() {
@@ -192,7 +193,7 @@ fn is_path(path: &str) -> bool {
             .is_ok_and(|uri| uri.authority().is_none())
 }
 
-/// Parses ranges of statuses, such as `200-299,301`.
+/// Parses ranges of statuses, such as `200-299,301`; `None` if the text is invalid.
 fn status(text: &str) -> Option<Vec<(u16, u16)>> {
     let number = |text: &str| {
         let number = text.trim().parse::<u16>().ok()?;
@@ -257,7 +258,8 @@ impl Http {
         self.host.as_deref()
     }
 
-    /// Requests all pages, each over a separate connection that `open` makes.
+    /// Requests all pages, and follows their redirects. Each request has a separate connection,
+    /// which `open` makes.
     pub(super) async fn ask<S, F>(
         &self,
         scheme: &str,
@@ -309,7 +311,7 @@ impl Http {
 pub(super) enum Came {
     /// The page has the expected status and content.
     Good,
-    /// The server redirects to another address.
+    /// The server redirects to this location, the value of its `Location` header.
     Redirect(String),
 }
 
@@ -413,7 +415,7 @@ where
     });
     tokio::select! {
         came = talk => came,
-        () = driven => Err("ended".to_owned()),
+        () = driven => Err("is not served: the connection has ended".to_owned()),
     }
 }
 
@@ -525,11 +527,14 @@ mod tests {
         let server = replying(many.leak()).await;
         let done = probe("{ type = \"http\" }", server).await;
         let reason = format!("{:?}", done.err());
-        assert!(reason.contains("more than 128 fields"), "{reason}");
+        assert!(
+            reason.contains("more than 128 fields"),
+            "no `more than 128 fields` in {reason}"
+        );
     }
 
     #[tokio::test]
-    async fn http_status_text_and_pattern_must_match() {
+    async fn http_probe_succeeds_only_if_status_text_and_pattern_match() {
         let server = replying(OK).await;
         for (more, good) in [
             ("", true),
@@ -557,7 +562,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn http_redirects_stay_on_the_server() {
+    async fn http_probe_follows_redirects_up_to_limit_at_the_checked_server() {
         let server = serving(|mut stream| async move {
             let mut request = [0; 2048];
             let n = stream.read(&mut request).await.unwrap_or(0);
@@ -597,12 +602,12 @@ mod tests {
             ("/worse", 5, "redirects to \\\"ftp:\\\""),
         ] {
             let output = format!("{:?}", ask(path, redirects).await);
-            assert!(output.contains(why), "{path}: {output}");
+            assert!(output.contains(why), "{path}: no {why:?} in {output}");
         }
     }
 
     #[tokio::test]
-    async fn http_probe_survives_any_answer() {
+    async fn http_probe_ends_in_time_for_hostile_or_endless_answer() {
         survives("{ type = \"http\", body = \"well\" }", OK).await;
         survives("{ type = \"http\", regex = 'well$' }", OK).await;
         // A header and a body without an end, and invalid headers.
@@ -654,7 +659,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn http_answer_before_request_is_accepted() {
+    async fn http_probe_accepts_answer_sent_before_request() {
         // Like xinetd, a shell loop around nc, and a program with a fixed answer, the server closes
         // the connection.
         let reset = |stream: tokio::net::TcpStream| {
@@ -690,7 +695,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn http_answer_cut_short_is_a_failure() {
+    async fn http_probe_fails_if_answer_is_cut_short() {
         let short = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 800\r\n\r\nall is").await;
         let chunk = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\nall is";
         let chunked = answering(chunk).await;
@@ -702,7 +707,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn http_odd_header_lines_are_accepted() {
+    async fn http_probe_accepts_folded_header_lines_and_whitespace_before_colon() {
         for lines in [
             "X-A: one\r\n two",
             "X-A: one\r\n\ttwo\r\n  three",

@@ -77,7 +77,7 @@ mod tests {
     ];
 
     #[tokio::test]
-    async fn https_probe_survives_any_answer() {
+    async fn https_probe_ends_in_time_for_hostile_or_endless_answer() {
         survives("{ type = \"https\" }", HELLO).await;
         let quick = "{ type = \"https\", timeout = \"250ms\", interval = \"1s\" }";
         for (first, then) in [
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn https_check_with_invalid_tls_keys_is_refused_at_load() {
+    fn https_check_with_invalid_tls_or_host_key_is_refused_at_load() {
         let directory = tempfile::tempdir().expect("the temporary directory can be created");
         let file = directory.path().join("pem");
         std::fs::write(&file, "no certificate of this kind").expect("the file can be written");
@@ -104,11 +104,8 @@ mod tests {
                 "the file contains no certificate",
             ),
             ("ca = \"/no/such/file\"".to_owned(), "No such file"),
-            (
-                format!("cert = \"{path}\""),
-                "a certificate without its key",
-            ),
-            (format!("key = \"{path}\""), "a key without its certificate"),
+            (format!("cert = \"{path}\""), "`cert` needs `key`"),
+            (format!("key = \"{path}\""), "`key` needs `cert`"),
             (
                 "sni = \"not a name\"".to_owned(),
                 "`sni` is not the name of a host",
@@ -121,8 +118,11 @@ mod tests {
             );
             let report = Config::from_toml("test.toml", &text).expect_err(&more);
             let output = report.to_string();
-            assert!(output.contains(wanted), "{more}: {output}");
-            assert!(output.contains("test.toml:4:"), "{output}");
+            assert!(output.contains(wanted), "{more}: no {wanted:?} in {output}");
+            assert!(
+                output.contains("test.toml:4:"),
+                "no `test.toml:4:` in {output}"
+            );
         }
     }
 }

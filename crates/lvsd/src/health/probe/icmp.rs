@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn icmp_error_of_a_filter_is_recognised_by_type_and_code() {
+    fn icmp_error_is_named_and_attributed_to_filter_by_type_and_code() {
         let error = |is_ipv6, kind, code| IcmpError {
             sender: None,
             is_ipv6,
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn icmp_error_of_a_closed_port_has_its_sender() {
+    fn icmp_error_of_a_closed_port_is_port_unreachable_with_sender() {
         let here = IpAddr::from([127, 0, 0, 1]);
         let closed = std::net::UdpSocket::bind((here, 0)).expect("the socket can be opened");
         let target = closed.local_addr().expect("the socket has an address");

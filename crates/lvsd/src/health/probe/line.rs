@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn lines_end_at_newline_and_have_a_limit() {
+    async fn line_reader_splits_at_newlines_and_reports_line_above_limit() {
         let text: &[u8] = b"one\r\ntwo\n\nrest";
         let mut lines = Lines::new(text, 10);
         for line in ["one", "two", ""] {

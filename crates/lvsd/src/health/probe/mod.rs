@@ -125,9 +125,9 @@ fn is_own_shortage(error: &io::Error) -> bool {
 /// The path of a client: to a service, and through the dataplane to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Via {
-    /// The service.
+    /// The service through which the check goes.
     pub service: ServiceId,
-    /// The virtual address and port.
+    /// The virtual address and port of the service.
     pub virt: SocketAddr,
     /// The method by which the dataplane forwards to the server.
     pub method: Forwarding,
@@ -246,7 +246,7 @@ impl Asked<'_> {
                     .text
                     .push_str(" (its next hop does not answer ARP or neighbour discovery)");
                 let fix = format!(
-                    "is {ip} up and connected (ip neigh), and is the route to it right (ip route get {ip})?"
+                    "check that {ip} is up and connected (ip neigh), and that the route to it is right (ip route get {ip})"
                 );
                 return ProbeError::Server(reason.of(Code::NextHop).with_fix(fix));
             }
@@ -420,7 +420,7 @@ pub(crate) struct Misfit {
 pub(crate) struct Port(Option<u16>);
 
 impl Port {
-    /// Reads the key `port`.
+    /// Reads the key `port` of a check; `None` if it is invalid, which is reported.
     pub(crate) fn parse(keys: &mut Keys<'_>) -> Option<Self> {
         keys.port("port").map(Self)
     }
@@ -488,7 +488,8 @@ pub(crate) trait ProbeKind: Clone + Sized {
         Ok(bound)
     }
 
-    /// The checked address, for messages.
+    /// The target of the probe for messages, such as a URL, a file, or a program and the server's
+    /// address.
     fn target(&self, server: SocketAddr) -> String;
 
     /// Runs one probe. The future is dropped at the check's timeout.
@@ -516,7 +517,7 @@ macro_rules! kinds {
         }
 
         impl Probe {
-            /// All kinds.
+            /// All kinds of health checks.
             pub(crate) const KINDS: &[KindInfo] = &[
                 $($(#[$attribute])* KindInfo {
                     name: <$module::$kind as ProbeKind>::NAME,
@@ -556,7 +557,8 @@ macro_rules! kinds {
                 }
             }
 
-            /// The checked address, for messages.
+            /// The target of the probe for messages, such as a URL, a file, or a program and the
+            /// server's address.
             pub fn target(&self, server: SocketAddr) -> String {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.target(server),)+
@@ -588,7 +590,7 @@ kinds! {
 }
 
 impl Probe {
-    /// The kind called `name`.
+    /// The kind of health check called `name`, if there is one.
     pub(crate) fn kind(name: &str) -> Option<&'static KindInfo> {
         Self::KINDS.iter().find(|kind| kind.name == name)
     }
@@ -621,11 +623,11 @@ mod tests {
     }
 
     #[test]
-    fn every_check_kind_is_documented() {
+    fn every_check_kind_except_banner_is_documented_with_its_keys() {
         assert_eq!(
             undocumented(DOCUMENTATION),
             [banner::Banner::NAME],
-            "docs/configuration.md must describe every kind but the one that only tests have"
+            "docs/configuration.md does not describe exactly the kinds of checks other than that of tests"
         );
         let without = DOCUMENTATION.replace("| `helo` |", "| helo |");
         assert_eq!(undocumented(&without), ["smtp.helo", "banner"]);

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ping_answer_matches_its_request() {
+    fn ping_request_has_valid_checksum_and_only_its_own_answer_matches() {
         let v4 = request([127, 0, 0, 1].into(), 0x1234);
         let sum: u32 = v4
             .chunks(2)

@@ -117,7 +117,7 @@ mod tests {
         b"220-mx one\r\n220 mx two\r\n250-mx\r\n250-SIZE 1\r\n250 HELP\r\n221 bye\r\n";
 
     #[tokio::test]
-    async fn smtp_greeting_succeeds_and_refusal_fails() {
+    async fn smtp_probe_succeeds_with_greeting_and_ehlo_reply_and_fails_on_refusal_or_close() {
         let check = "{ type = \"smtp\" }";
         assert!(probe(check, answering(GOOD).await).await.is_ok());
         for (words, why) in [
@@ -128,15 +128,18 @@ mod tests {
             (b"", "closes the connection"),
         ] {
             let output = format!("{:?}", probe(check, answering(words).await).await);
-            assert!(output.contains(why), "{output}");
+            assert!(output.contains(why), "no {why:?} in {output}");
         }
     }
 
     #[tokio::test]
-    async fn smtp_probe_survives_any_answer() {
+    async fn smtp_probe_ends_in_time_for_hostile_or_endless_answer() {
         survives("{ type = \"smtp\" }", GOOD).await;
         let server = crate::health::probe::hostile::endless(b"", b"220-mx\r\n").await;
         let output = format!("{:?}", probe("{ type = \"smtp\" }", server).await);
-        assert!(output.contains("more than 100 lines"), "{output}");
+        assert!(
+            output.contains("more than 100 lines"),
+            "no `more than 100 lines` in {output}"
+        );
     }
 }

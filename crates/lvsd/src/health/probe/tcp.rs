@@ -30,7 +30,7 @@ impl ProbeKind for Tcp {
             keys.report(
                 Diagnostic::warning(
                     keys.table(),
-                    "a TCP check of a service that is not TCP",
+                    "the service does not use TCP, and its check does",
                 )
                 .help("set a `port` for the check on which the servers accept TCP connections, if TCP is intended"),
             );

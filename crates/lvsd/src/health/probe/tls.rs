@@ -40,7 +40,8 @@ struct MadeOf {
     ca: Option<Vec<u8>>,
     cert: Option<Vec<u8>>,
     key: Option<Secret>,
-    /// The name that the certificate must have, and that the client sends.
+    /// The name that the certificate must have, and that the client sends; `None` for the server's
+    /// address.
     sni: Option<String>,
 }
 
@@ -125,6 +126,7 @@ fn missing() -> Vec<&'static str> {
 
 impl Tls {
     /// Reads the keys `sni`, `ca`, `cert` and `key`; `host` is the server's name in HTTP requests.
+    /// `None` after an error, which is reported.
     pub(super) fn parse(keys: &mut Keys<'_>, host: Option<&str>) -> Option<Self> {
         let ca = keys.file("ca")?;
         let cert = keys.file("cert")?;
@@ -299,7 +301,7 @@ fn failed(error: &io::Error, server: SocketAddr) -> ProbeError {
     })
 }
 
-/// The TLS error inside the error of a stream.
+/// The TLS error inside the error of a stream; `None` if the stream failed for another reason.
 fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
@@ -378,11 +380,11 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
         }
         (Some(_), None) => {
             let help = "add `key`, the file with its private key".to_owned();
-            return Err(("cert", "a certificate without its key".to_owned(), help));
+            return Err(("cert", "`cert` needs `key`".to_owned(), help));
         }
         (None, Some(_)) => {
             let help = "add `cert`, the file with its certificate".to_owned();
-            return Err(("key", "a key without its certificate".to_owned(), help));
+            return Err(("key", "`key` needs `cert`".to_owned(), help));
         }
     };
     // Each check must show that the server can do a full handshake.
@@ -595,7 +597,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tls_without_ca_accepts_any_certificate_and_key() {
+    async fn tls_probe_without_ca_accepts_any_certificate_with_any_signature_scheme() {
         use SignatureAlgorithm::{ECDSA, ED448, ED25519, RSA};
         use SignatureScheme as Scheme;
         for (scheme, algorithm, versions) in [
@@ -617,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_lenient_provider_has_the_suites_of_the_strict_one() {
+    fn tls_lenient_provider_has_the_cipher_suites_of_the_strict_provider() {
         let provider = provider().expect("this build has a TLS provider");
         let ours = provider.cipher_suites.iter();
         let lenient = lenient(&provider);

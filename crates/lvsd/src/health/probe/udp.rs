@@ -104,7 +104,8 @@ fn fits(answer: &[u8], wanted: &[Option<u8>]) -> bool {
 }
 
 /// The bytes of a setting: the text of one key, or the hexadecimal digits of another key, in which
-/// a pair `XX` matches any byte.
+/// a pair `XX` matches any byte if `wild` is true. `None` after an error, which is reported;
+/// `Some(None)` without both keys.
 fn bytes(
     keys: &mut Keys<'_>,
     text: &str,
@@ -164,7 +165,7 @@ mod tests {
     use crate::health::probe::hostile::{answered, probe};
 
     #[test]
-    fn udp_hexadecimal_bytes_are_parsed_or_refused() {
+    fn udp_hexadecimal_bytes_are_parsed_or_refused_and_wildcard_matches_any_byte() {
         assert_eq!(from_hex("01 fF", false), Ok(vec![Some(1), Some(255)]));
         assert_eq!(from_hex("0aXX", true), Ok(vec![Some(10), None]));
         for wrong in ["0", "xx", "+1", "1g", "é"] {

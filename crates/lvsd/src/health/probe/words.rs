@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agent_words_are_read_as_advice() {
+    fn agent_line_is_parsed_as_advice_or_down_and_unknown_words_are_refused() {
         let drains = |drains| Advice {
             weight: None,
             drains: Some(drains),

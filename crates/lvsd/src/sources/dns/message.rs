@@ -94,7 +94,7 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came 
     let packet = match Packet::parse(bytes) {
         Ok(packet) => packet,
         Err(_) if cut && bytes.len() >= 12 => return Came::Cut,
-        Err(_) => return Came::Refused("an invalid message"),
+        Err(_) => return Came::Refused("with an invalid message"),
     };
     if !packet.has_flags(PacketFlag::RESPONSE) {
         return Came::Strange;
@@ -116,11 +116,11 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came 
     match packet.rcode() {
         RCODE::NoError => Came::Answer(answer(&packet, name, kind)),
         RCODE::NameError => Came::Answer(Answer::default()),
-        RCODE::ServerFailure => Came::Refused("SERVFAIL"),
-        RCODE::Refused => Came::Refused("REFUSED"),
-        RCODE::FormatError => Came::Refused("FORMERR"),
-        RCODE::NotImplemented => Came::Refused("NOTIMP"),
-        _ => Came::Refused("an error"),
+        RCODE::ServerFailure => Came::Refused("with code SERVFAIL"),
+        RCODE::Refused => Came::Refused("with code REFUSED"),
+        RCODE::FormatError => Came::Refused("with code FORMERR"),
+        RCODE::NotImplemented => Came::Refused("with code NOTIMP"),
+        _ => Came::Refused("with an error code"),
     }
 }
 
@@ -256,10 +256,10 @@ mod tests {
         cut[2] |= 2;
         assert_eq!(www(&cut), Came::Cut);
         assert_eq!(www(&cut[..40]), Came::Cut);
-        assert_eq!(www(&good[..40]), Came::Refused("an invalid message"));
+        assert_eq!(www(&good[..40]), Came::Refused("with an invalid message"));
         let mut failed = good;
         failed[3] = (failed[3] & 0xf0) | 2;
-        assert_eq!(www(&failed), Came::Refused("SERVFAIL"));
+        assert_eq!(www(&failed), Came::Refused("with code SERVFAIL"));
     }
 
     #[test]

@@ -151,7 +151,7 @@ impl Asker {
             .map_err(silent)??
         {
             Came::Answer(answer) => return Ok(answer),
-            Came::Refused(why) => return Err(format!("answers {why}")),
+            Came::Refused(why) => return Err(format!("the name server answers {why}")),
             Came::Cut | Came::Strange => {}
         }
         match timeout(self.limit, stream(server, name, kind))
@@ -159,9 +159,9 @@ impl Asker {
             .map_err(silent)??
         {
             Came::Answer(answer) => Ok(answer),
-            Came::Refused(why) => Err(format!("answers {why} over TCP")),
+            Came::Refused(why) => Err(format!("the name server answers {why} over TCP")),
             Came::Cut | Came::Strange => {
-                Err("its answer over TCP is truncated, or does not match the question".to_owned())
+                Err("the answer over TCP is truncated, or does not match the question".to_owned())
             }
         }
     }
@@ -194,7 +194,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
             came => return Ok(came),
         }
     }
-    Err("its answers do not match the question".to_owned())
+    Err("the answers do not match the question".to_owned())
 }
 
 async fn stream(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came, String> {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dns_datagrams_with_other_id_are_ignored_up_to_a_limit() {
+    async fn dns_lookup_ignores_datagrams_with_other_id_up_to_limit_and_then_fails() {
         for (strange, answered) in [(STRANGE_MAX - 1, true), (STRANGE_MAX, false)] {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             let at = udp.local_addr().unwrap();
@@ -380,13 +380,13 @@ mod tests {
             assert_eq!(
                 found,
                 Ok((wanted.to_vec(), 60)),
-                "truncated over UDP: {cut}"
+                "the servers are wrong (answer over UDP truncated: {cut})"
             );
         }
     }
 
     #[tokio::test]
-    async fn silent_name_server_is_skipped() {
+    async fn dns_lookup_skips_silent_name_server_and_fails_if_no_name_server_answers() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let servers = [silent.local_addr().unwrap(), name_server(false).await];
         let (found, _) = look_up("www.example.org", &lookups(&servers))

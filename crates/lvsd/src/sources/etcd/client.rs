@@ -42,9 +42,9 @@ impl fmt::Debug for Password {
 pub struct Access {
     /// Addresses of the members.
     pub endpoints: Vec<Endpoint>,
-    /// CA of the members, and lvsd's own certificate.
+    /// CA of the members, and lvsd's own certificate; `None` without TLS.
     pub(crate) tls: Option<Tls>,
-    /// User name and password.
+    /// User name and password; `None` without authentication.
     pub login: Option<(String, Password)>,
     /// Time limit of a request.
     pub timeout: Duration,
@@ -56,7 +56,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Http(#[from] http::Error),
     /// etcd refused the request: gRPC code and reason.
-    #[error("refuses the request: {1}")]
+    #[error("etcd refuses the request: {1}")]
     Refused(u32, String),
 }
 
@@ -109,7 +109,8 @@ impl Client {
         }
     }
 
-    /// Sends a request, and parses its answer.
+    /// Sends a request, and parses its answer. If the member no longer accepts the token, requests
+    /// another one and sends the request again.
     async fn call<T: DeserializeOwned>(
         &mut self,
         path: &str,
@@ -138,7 +139,7 @@ impl Client {
             collect(body).await.map_err(Error::from)
         });
         let answer = answer.await.unwrap_or_else(|_| {
-            let why = format!("does not answer within {limit:?}");
+            let why = format!("etcd does not answer within {limit:?}");
             Err(Error::failed(why))
         });
         if answer.is_err() {
@@ -192,7 +193,7 @@ impl Client {
             // An error message of the gateway.
             _ => {
                 let words = plain(String::from_utf8_lossy(&text).trim());
-                Error::failed(format!("answers {status}: {words}"))
+                Error::failed(format!("etcd answers {status}: {words}"))
             }
         })
     }
@@ -205,7 +206,7 @@ impl Client {
                 Err(Error::Http(http::Error::TooLong)) if range.limit.0 > 1 => range.limit.0 /= 2,
                 // Without a revision, an empty answer does not mean that there are no keys.
                 Ok(ranged) if ranged.header.revision.0 < 1 => {
-                    let why = "answers without a revision".to_owned();
+                    let why = "etcd answers without a revision".to_owned();
                     return Err(Error::failed(why));
                 }
                 other => return other,
@@ -230,7 +231,7 @@ impl Client {
         let granted: Granted = self.call("/v3/lease/grant", &Grant { ttl }).await?;
         match (granted.error.as_str(), granted.id.0) {
             ("", id @ 1..) => Ok(id),
-            (why, _) => Err(Error::failed(format!("grants no lease: {why}"))),
+            (why, _) => Err(Error::failed(format!("etcd grants no lease: {why}"))),
         }
     }
 
@@ -241,7 +242,9 @@ impl Client {
         match (kept.result, kept.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(kept), None) => Ok(kept.ttl.0 > 0),
-            (None, None) => Err(Error::failed("has no lease in its answer".to_owned())),
+            (None, None) => Err(Error::failed(
+                "the answer of etcd contains no lease".to_owned(),
+            )),
         }
     }
 
@@ -268,7 +271,7 @@ impl Client {
         let body = timeout(limit, own.post("/v3/watch", &watch)).await;
         let late = || {
             Err(Error::failed(format!(
-                "does not confirm a watch within {limit:?}"
+                "etcd does not confirm a watch within {limit:?}"
             )))
         };
         let body = body.unwrap_or_else(|_| late())?;
@@ -282,12 +285,12 @@ impl Watching {
     /// Waits for the next message of the watch. Dropping the future loses no message.
     pub(super) async fn next(&mut self) -> Result<Watched, Error> {
         let line = self.0.next().await?;
-        let line = line.ok_or_else(|| Error::failed("has ended the watch".to_owned()))?;
+        let line = line.ok_or_else(|| Error::failed("etcd has ended the watch".to_owned()))?;
         let streamed: Streamed<Watched> = message::read(&line).map_err(Error::failed)?;
         match (streamed.result, streamed.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(watched), None) => Ok(watched),
-            (None, None) => Err(Error::failed("does not confirm a watch".to_owned())),
+            (None, None) => Err(Error::failed("etcd does not confirm a watch".to_owned())),
         }
     }
 }
@@ -405,7 +408,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn watch_events_are_read_line_by_line() {
+    async fn etcd_watch_reads_one_message_per_line_and_refuses_incomplete_line() {
         let body = "{\"result\":{\"created\":true,\"header\":{\"revision\":\"4\"}}}\n\
                     {\"result\":{\"header\":{\"revision\":\"5\"},\"events\":[{\"kv\":{\"key\":\"L2E=\",\"mod_revision\":\"5\"}}]}}\n\
                     {\"result\":{\"canceled\":true,\"compact_revision\":\"9\"}}\nrest";

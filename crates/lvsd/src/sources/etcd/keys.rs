@@ -17,7 +17,7 @@ use crate::sources::Record;
 
 /// Maximum number of keys below the prefix.
 pub(super) const KEYS_MAX: usize = 20_000;
-/// Maximum number of services.
+/// Maximum number of services in etcd.
 const SERVICES_MAX: usize = 1024;
 /// Maximum size of a service in bytes.
 const SERVICE_MAX: usize = 64 << 10;
@@ -25,7 +25,7 @@ const SERVICE_MAX: usize = 64 << 10;
 const SERVICES_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of servers of all pools.
 const SERVERS_MAX: usize = 16_384;
-/// Maximum number of directors.
+/// Maximum number of directors in etcd.
 const DIRECTORS_MAX: usize = 64;
 /// Maximum size of a server's or director's record in bytes.
 const RECORD_MAX: usize = 4 << 10;
@@ -53,13 +53,13 @@ pub struct Etcd {
     pub pools: BTreeMap<String, BTreeMap<String, Record>>,
 }
 
-/// A service as stored in etcd.
+/// The text of a service in etcd or from Kubernetes, and the last valid text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Text {
     /// The present text of the key.
     pub text: String,
-    /// The last valid text of the key.
+    /// The last text of the key that the daemon has accepted; `None` if it has not accepted any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub good: Option<String>,
 }
@@ -123,7 +123,7 @@ pub(crate) struct Director {
     pub(crate) servers: usize,
     pub(crate) ready: bool,
     pub(crate) maintenance: bool,
-    /// Whether the director ignores invalid values of sources.
+    /// Whether the director does not apply some parts of the answers from its sources.
     pub(crate) left_out: bool,
 }
 
@@ -226,7 +226,9 @@ impl Model {
     fn put(&mut self, kv: &KeyValue) -> Result<Concerns, String> {
         self.keys.insert(hash(kv), kv.mod_revision.0);
         if self.keys.len() > KEYS_MAX {
-            return Err(format!("has more than {KEYS_MAX} keys"));
+            return Err(format!(
+                "etcd has more than {KEYS_MAX} keys under the prefix"
+            ));
         }
         let Some(rest) = self.rest(kv) else {
             return Ok(Concerns::default());
@@ -292,7 +294,7 @@ impl Model {
                 let bytes: usize = all.values().map(|one| one.text.len()).sum();
                 if all.len() > SERVICES_MAX || bytes > SERVICES_BYTES_MAX {
                     return Err(format!(
-                        "has more than {SERVICES_MAX} services, or more than {} MiB of them",
+                        "etcd has more than {SERVICES_MAX} services under the prefix, or more than {} MiB of them",
                         SERVICES_BYTES_MAX >> 20
                     ));
                 }
@@ -309,7 +311,7 @@ impl Model {
                 let all: usize = self.etcd.pools.values().map(BTreeMap::len).sum();
                 if all > SERVERS_MAX {
                     return Err(format!(
-                        "the keys contain more than {SERVERS_MAX} servers: remove servers from etcd, or divide them among several prefixes"
+                        "etcd has more than {SERVERS_MAX} servers under the prefix: remove servers from etcd, or divide them among several prefixes"
                     ));
                 }
             }
@@ -322,7 +324,7 @@ impl Model {
                     self.directors.insert(name.to_owned(), director);
                 } else {
                     return Ok(Err(format!(
-                        "the maximum of {DIRECTORS_MAX} directors is reached"
+                        "lvsd ignores this director, because the maximum of {DIRECTORS_MAX} directors is reached"
                     )));
                 }
             }
@@ -421,7 +423,7 @@ mod tests {
     const SERVER: &str = r#"{"address":"10.0.0.1:80","weight":3}"#;
 
     #[test]
-    fn etcd_keys_are_interpreted_and_changes_increase_revision() {
+    fn etcd_keys_are_interpreted_and_only_configuration_changes_increase_revision() {
         let mut model = Model::new("/lvs/");
         for (key, value) in [
             ("/lvs/services/web", "[[service]]"),
@@ -481,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_etcd_keys_are_refused_as_a_whole() {
+    fn etcd_servers_services_or_directors_above_their_limits_are_refused() {
         let mut model = Model::new("/");
         let server = |n: usize| kv(&format!("/servers/p/{n}"), SERVER, 1);
         for n in 0..SERVERS_MAX {
@@ -515,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_etcd_pool_keeps_its_previous_servers() {
+    fn empty_etcd_pool_keeps_previous_servers_until_a_server_is_added() {
         let mut model = Model::new("/lvs/");
         for id in ["a", "b"] {
             let key = format!("/lvs/servers/web/{id}");

@@ -36,7 +36,9 @@ impl<'de> Deserialize<'de> for Bytes {
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
                 let bytes = decode(text);
-                bytes.map(Bytes).ok_or_else(|| E::custom("not base64"))
+                bytes
+                    .map(Bytes)
+                    .ok_or_else(|| E::custom("a value is not base64"))
             }
         }
         deserializer.deserialize_str(V)
@@ -69,7 +71,7 @@ impl<'de> Deserialize<'de> for Number {
                 let number = signed.or_else(|| text.parse::<u64>().ok().map(u64::cast_signed));
                 number
                     .map(Number)
-                    .ok_or_else(|| E::custom("not a number of 64 bits"))
+                    .ok_or_else(|| E::custom("a value is not a number of 64 bits"))
             }
 
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<Number, E> {
@@ -227,10 +229,10 @@ pub(super) struct Wrong {
 /// # Errors
 /// `text` is not a valid answer; the error contains the reason.
 pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
+    serde_json::from_slice(text).map_err(|error| format!("etcd sent an invalid answer ({error})"))
 }
 
-/// Parses an error of etcd.
+/// Parses an error of etcd; `None` if `text` is something else.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     // In answers, `error` and `message` contain the same text.
     #[derive(Default, Deserialize)]
@@ -273,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn etcd_gateway_answers_are_parsed() {
+    fn etcd_gateway_answers_are_parsed_and_put_request_is_encoded() {
         let ranged: Ranged = read(
             br#"{"header":{"cluster_id":"14841639068965178418","member_id":"1","revision":"7","raft_term":"2"},
                 "kvs":[{"key":"L2E=","create_revision":"2","mod_revision":"5","version":"1","value":"eA=="}],"count":"1"}"#,

@@ -41,7 +41,7 @@ use super::{Shared, retry, timer};
 
 /// Maximum number of keys in one request of a listing.
 const PAGE: i64 = 500;
-/// Interval of probes.
+/// Interval at which lvsd probes the member of etcd that it uses.
 const PROBE: Duration = Duration::from_secs(5);
 /// Number of consecutive probes with another number of keys after which all keys are listed again.
 const DIFFER_MAX: u32 = 3;
@@ -93,7 +93,8 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// Directors with a valid lease.
     pub(super) directors: BTreeMap<String, Director>,
-    /// The reason why this director's record is missing from etcd.
+    /// The fault of this director's record in etcd, as text: it cannot be written, or another
+    /// director has the same name. `None` without a fault.
     pub(super) unannounced: Option<String>,
 }
 
@@ -128,7 +129,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
             }
             failures += 1;
             next += 1;
-            shared.fail_etcd(&settings.prefix, format!("{endpoint} {error}"));
+            shared.fail_etcd(&settings.prefix, format!("{endpoint}: {error}"));
             // Each member is tried once before a longer pause.
             let rounds = failures / u32::try_from(members).unwrap_or(1);
             let whole = failures.is_multiple_of(u32::try_from(members).unwrap_or(1));
@@ -210,7 +211,7 @@ struct Session<'a> {
     /// Time of the last answer that a majority has confirmed.
     last_answer: Instant,
     lease: Option<i64>,
-    /// The record of this director that was written last.
+    /// The record of this director that was written last; `None` if it must be written again.
     written: Option<Director>,
     /// When to renew the lease, or to request one.
     keep_at: Instant,
@@ -219,7 +220,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Runs until an error occurs.
+    /// Lists and watches the keys, and keeps this director's record up to date, until an error
+    /// occurs.
     async fn run(&mut self) -> Result<Infallible, Error> {
         loop {
             self.list().await?;
@@ -231,7 +233,7 @@ impl Session<'_> {
         }
     }
 
-    /// Lists all keys at one revision.
+    /// Lists all keys at one revision, and passes them to the daemon.
     async fn list(&mut self) -> Result<(), Error> {
         let prefix = self.settings.prefix.as_bytes();
         let mut range = Range {
@@ -252,7 +254,7 @@ impl Session<'_> {
             }
             let most = i64::try_from(KEYS_MAX).unwrap_or(i64::MAX);
             if page.count.0 > most || all.len() > KEYS_MAX {
-                let why = format!("has more than {KEYS_MAX} keys under the prefix");
+                let why = format!("etcd has more than {KEYS_MAX} keys under the prefix");
                 return Err(Error::failed(why));
             }
             let last = page.kvs.last().map(|kv| kv.key.0.clone());
@@ -272,7 +274,7 @@ impl Session<'_> {
             && model.etcd.services.len() < before.services.len()
         {
             return Err(Error::failed(format!(
-                "is another cluster than before, or an older copy of it, and lacks {} of {} services: its services are ignored until they are written again",
+                "etcd is another cluster than before, or an older copy of it, and lacks {} of {} services: lvsd ignores the services in etcd until the missing ones are written again",
                 before.services.len() - model.etcd.services.len(),
                 before.services.len()
             )));
@@ -301,12 +303,12 @@ impl Session<'_> {
                     if watched.canceled {
                         if watched.compact_revision.0 > 0 {
                             self.read_anew(&format!(
-                                "its history up to revision {} was compacted before this director had read it",
+                                "the history up to revision {} was compacted before this director had read it",
                                 watched.compact_revision.0
                             ));
                             return Ok(());
                         }
-                        let why = format!("has ended the watch: {}", watched.cancel_reason);
+                        let why = format!("etcd has ended the watch: {}", watched.cancel_reason);
                         return Err(Error::failed(why));
                     }
                     for event in &watched.events {
@@ -328,7 +330,7 @@ impl Session<'_> {
                 }
                 () = sleep_until(probe_at) => {
                     if self.seen < owed.latest {
-                        return Err(Error::failed("has stopped sending changes".to_owned()));
+                        return Err(Error::failed("etcd has stopped sending changes".to_owned()));
                     }
                     let page = self.probe(owed.announced).await?;
                     if let Some(why) = owed.look(page, &self.model.keys) {
@@ -452,7 +454,7 @@ impl Session<'_> {
         self.lease = None;
         let name = &self.settings.director;
         self.shared.unannounced(Some(format!(
-            "other directors do not see this one ({name}): etcd {error}; give the user the right to write under {}directors/",
+            "other directors do not see this one ({name}): {error}; give the user the right to write under {}directors/",
             self.settings.prefix
         )));
     }
@@ -522,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_etcd_watch_is_detected() {
+    fn stalled_etcd_watch_is_detected_and_slow_etcd_watch_is_not() {
         let mut owed = Owed::of(10);
         let mut look = |revision, there: &[(&str, i64)], announced: &[(&str, i64)]| {
             let page = page(&owed, revision, there);
@@ -557,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_etcd_changes_are_detected_by_the_number_of_keys() {
+    fn missed_etcd_deletion_is_detected_by_number_of_keys_at_third_probe_in_a_row() {
         let (there, announced) = ([("a", 3)], [("a", 3), ("b", 4)]);
         let mut owed = Owed::of(10);
         let mut look = |announced: &[(&str, i64)]| {

@@ -120,7 +120,7 @@ struct User {
     impersonated: Option<IgnoredAny>,
 }
 
-/// Treats an empty text as missing.
+/// Treats an empty text as a missing one (`None`).
 fn some(text: Option<&String>) -> Option<&String> {
     text.filter(|text| !text.is_empty())
 }
@@ -471,19 +471,22 @@ users:
             ("password", "do not accept passwords"),
         ] {
             let (what, help) = access(&directory, Some(context)).unwrap_err();
-            assert!(what.contains(words), "{context}: {what}");
+            assert!(what.contains(words), "{context}: no {words:?} in {what}");
             assert!(!help.is_empty() && !what.contains("s3cret"), "{what}");
         }
     }
 
     #[test]
-    fn invalid_kubeconfig_text_is_refused_without_quoting_it() {
+    fn invalid_or_missing_kubeconfig_is_refused_without_quoting_its_text() {
         let directory = directory();
         let path = directory.path().join("config");
         for text in ["s3cret", "users: s3cret", "a: [", "users: *nowhere\n"] {
             std::fs::write(&path, text).unwrap();
             let (what, _) = access(&directory, None).unwrap_err();
-            assert!(what.contains("is not a kubeconfig"), "{text}: {what}");
+            assert!(
+                what.contains("is not a kubeconfig"),
+                "{text}: no `is not a kubeconfig` in {what}"
+            );
             assert!(!what.contains("s3cret"), "unexpected `s3cret` in {what}");
         }
         std::fs::write(&path, "kind: Config\n").unwrap();
@@ -498,7 +501,7 @@ users:
     }
 
     #[test]
-    fn pod_environment_and_files_define_the_access() {
+    fn pod_access_uses_environment_and_service_account_files_or_is_refused_without_token() {
         let directory = directory();
         let pod = |host: &str, port: &str| {
             let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());

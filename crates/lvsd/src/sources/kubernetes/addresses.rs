@@ -44,7 +44,7 @@ impl Range {
         self.family == other.family && self.first <= other.last && other.first <= self.last
     }
 
-    /// The first address of the range that is not in `taken`.
+    /// The first address of the range that is not in `taken`; `None` if all are.
     fn free(&self, taken: &Taken<'_>) -> Option<IpAddr> {
         let address = |number: u128| match self.family {
             Family::V4 => u32::try_from(number)
@@ -386,7 +386,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// An address of other Services in the group that this Service can share.
+    /// An address of other Services in the group that this Service can share, if there is one.
     fn shared(
         &self,
         family: Family,
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn range_parser_accepts_networks_ranges_and_addresses() {
+    fn address_range_is_parsed_from_network_range_or_address_and_invalid_text_refused() {
         for [text, first, last, outside] in cases(
             r#"
                 192.0.2.0/24 | 192.0.2.0 | 192.0.2.255 | 192.0.3.0
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn new_services_get_free_addresses_oldest_first() {
+    fn new_kubernetes_services_get_free_addresses_oldest_first() {
         let all = [
             service("b", 1, &[], ""),
             service("a", 2, &[], ""),
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn exhausted_pool_refuses_youngest_service() {
+    fn exhausted_address_pool_refuses_youngest_kubernetes_service() {
         let all: Vec<String> = (1..=4)
             .map(|n| service(&format!("s{n}"), n, &[], ""))
             .collect();
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn address_in_two_statuses_stays_with_older_service() {
+    fn address_in_two_kubernetes_statuses_stays_with_older_service() {
         let all = [
             service("old", 1, &["192.0.2.11"], ""),
             service("new", 2, &["192.0.2.11"], ""),
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn status_address_outside_pools_is_unchanged() {
+    fn kubernetes_status_address_outside_pools_is_refused_and_not_replaced() {
         let assigned = assigned(&[service("web", 1, &["203.0.113.1"], "")]);
         assert!(assigned.given.is_empty() && assigned.wanted.is_empty());
         assert!(assigned.refused["shop/web"].contains("in no [[kubernetes.pool]]"));
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn service_of_both_families_gets_an_address_of_each() {
+    fn service_of_both_families_gets_an_address_of_each_family() {
         let dual = service("web", 1, &[], "")
             .replace(r#""type":"#, r#""ipFamilies":["IPv6","IPv4"],"type":"#);
         let mut settings = settings("192.0.2.10");
@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn service_with_named_pool_gets_only_its_addresses() {
+    fn service_with_pool_annotation_gets_an_address_of_that_pool_only() {
         let mut settings = settings("192.0.2.10");
         settings.pools.push(Pool {
             name: "special".to_owned(),
@@ -633,7 +633,7 @@ mod tests {
     const DNS: &str = r#"{"port":53,"protocol":"UDP"}"#;
 
     #[test]
-    fn services_with_one_sharing_key_and_different_ports_share_an_address() {
+    fn services_of_a_namespace_with_one_sharing_key_and_different_ports_share_an_address() {
         let all = [
             sharer("a", 1, &[], HTTP),
             sharer("b", 2, &[], DNS),
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn address_in_statuses_of_two_services_stays_shared() {
+    fn address_in_several_statuses_stays_shared_only_with_same_key_and_other_ports() {
         let asks = |name, created, key: &str| {
             sharer(name, created, &[], r#"{"port":25}"#).replace(
                 r#""lvsd/share":"web""#,
@@ -684,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn services_above_sharing_limit_get_another_address() {
+    fn service_above_64_sharers_of_an_address_gets_another_address() {
         let all: Vec<String> = (0..=SHARERS_MAX)
             .map(|n| {
                 sharer(
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn status_with_other_ports_is_written_again() {
+    fn kubernetes_status_with_other_ports_than_service_is_written_again() {
         let reported = |port: u16| {
             let ingress =
                 format!(r#"{{"ip":"192.0.2.10","ports":[{{"port":{port},"protocol":"TCP"}}]}}"#);
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn service_with_long_annotations_keeps_its_address() {
+    fn service_with_too_long_annotations_is_refused_and_keeps_its_address() {
         let text = "x".repeat(ANNOTATIONS_MAX);
         let assigned = assigned(&[
             service("long", 1, &["192.0.2.10"], &annotation("weights", &text)),

@@ -66,16 +66,16 @@ impl Error {
     }
 }
 
-/// Text with the reason and the fix.
+/// Text about a refused request, with the reason and, for some status codes, a fix.
 fn refusal(code: u16, why: &str) -> String {
     match code {
         401 => format!(
-            "does not accept the credentials (401 {why}): write a valid token to `token_file` or the kubeconfig"
+            "the API server does not accept the credentials (401 {why}): write a valid token to `token_file` or the kubeconfig"
         ),
         403 => format!(
-            "does not permit the request (403 {why}): apply the rights of contrib/kubernetes/rbac.yaml"
+            "the API server does not permit the request (403 {why}): apply the rights of contrib/kubernetes/rbac.yaml"
         ),
-        _ => format!("refuses the request ({code} {why})"),
+        _ => format!("the API server refuses the request ({code} {why})"),
     }
 }
 
@@ -197,7 +197,10 @@ impl Client {
     }
 
     fn late(&self) -> Error {
-        Error::failed(format!("does not answer within {:?}", self.limit()))
+        Error::failed(format!(
+            "the API server does not answer within {:?}",
+            self.limit()
+        ))
     }
 
     pub(super) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
@@ -229,8 +232,9 @@ impl Client {
             // Data of this answer must not be mistaken for the next one.
             self.connection.close();
         }
-        serde_json::from_slice(&answer?)
-            .map_err(|error| Error::failed(format!("sent an invalid answer: {error}")))
+        serde_json::from_slice(&answer?).map_err(|error| {
+            Error::failed(format!("the API server sent an invalid answer: {error}"))
+        })
     }
 
     /// Sends a request, and returns the body of a successful answer.

@@ -177,7 +177,7 @@ impl<'a> Options<'a> {
                 _ => {
                     let all = ANNOTATIONS.map(|key| format!("{PREFIX}{key}")).join(", ");
                     return Err(format!(
-                        "annotation {name} is unknown; the known ones are {all}"
+                        "annotation {name} is unknown; the known annotations are {all}"
                     ));
                 }
             }
@@ -224,7 +224,7 @@ impl<'a> Options<'a> {
 #[derive(Clone, Copy, Default)]
 struct Server<'a> {
     weight: u16,
-    /// Node of the server.
+    /// Node of the server, if it is known.
     node: Option<&'a str>,
 }
 
@@ -257,12 +257,12 @@ pub(super) fn desired(
         }
         if desired.texts.len() > TEXTS_MAX {
             return Err(format!(
-                "has Services with more than {TEXTS_MAX} ports in all, counted at each address"
+                "the Services have more than {TEXTS_MAX} ports in all, counted at each address"
             ));
         }
         if servers > ALL_SERVERS_MAX {
             return Err(format!(
-                "has Services with more than {ALL_SERVERS_MAX} servers in all"
+                "the Services have more than {ALL_SERVERS_MAX} servers in all"
             ));
         }
     }
@@ -448,7 +448,7 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// Node ports of a Service with weights.
+    /// The servers of a Service's port: nodes, at the node port, with their weights.
     ///
     /// # Errors
     /// The port has no `nodePort`.
@@ -516,7 +516,7 @@ fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str,
     nodes
 }
 
-/// Endpoints of a port with weights.
+/// The servers of a Service's port: its endpoints, with weight 0 if they accept no new connections.
 fn endpoints<'a>(
     model: &'a Model,
     key: &str,
@@ -664,7 +664,7 @@ mod tests {
     }
 
     #[test]
-    fn service_of_other_class_is_ignored() {
+    fn service_of_other_class_or_without_class_is_ignored_unless_lvsd_is_default_class() {
         for (class, ours) in [(r#""other""#, false), ("null", false), (r#""lvsd""#, true)] {
             let service = WEB.replace(r#""lvsd""#, class);
             assert_eq!(!of(&service, &[], &[]).texts.is_empty(), ours, "{class}");
@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_service_is_omitted() {
+    fn kubernetes_service_being_deleted_is_omitted() {
         let deleted = WEB.replacen(
             r#""name":"web""#,
             r#""name":"web","deletionTimestamp":"2026-01-01T00:00:00Z""#,
@@ -687,7 +687,7 @@ mod tests {
     }
 
     #[test]
-    fn cordoned_unready_or_deleted_node_is_drained() {
+    fn cordoned_unready_or_deleted_node_is_drained_and_excluded_node_is_omitted() {
         let nodes = [
             node("n1", "10.0.0.1", ""),
             node("n2", "10.0.0.2", "cordoned"),
@@ -788,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_conditions_determine_weights() {
+    fn endpoint_weight_is_1_if_ready_and_0_if_draining_or_unready() {
         let service = annotated("servers", "endpoints");
         let slices = [
             slice(
@@ -861,7 +861,7 @@ mod tests {
     fn invalid_kubernetes_service_is_refused_with_reason() {
         let refused = |service: &str, words: &str| {
             let why = refusal(service);
-            assert!(why.contains(words), "{words}: {why}");
+            assert!(why.contains(words), "no {words:?} in {why}");
         };
         for [name, value, words] in cases(
             r#"
@@ -869,7 +869,7 @@ mod tests {
                 forward | dr | `dr` is none of nat, fullnat, proxy, tun
                 forward | tun | `tun` does not reach node ports; set annotation lvsd/servers to `endpoints`
                 servers | pods | `pods` is none of nodes, endpoints
-                chek | tcp | lvsd/chek is unknown; the known ones are lvsd/address,
+                chek | tcp | lvsd/chek is unknown; the known annotations are lvsd/address,
                 check | healthz | needs nodes as servers
                 check | http:ready | `http:ready` is none of none, tcp, healthz, http:/PATH
                 check | http:/a b | `http:/a b` is none of

@@ -28,7 +28,7 @@ pub(super) struct Claim {
     written: Option<String>,
     /// Time until which this director may write.
     until: Option<Instant>,
-    /// Director that holds the Lease.
+    /// Director that holds the Lease, if it is known.
     pub(super) holder: Option<String>,
     /// Whether another director has the same name as this one.
     pub(super) twin: bool,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_of_another_director_is_acquired_when_it_no_longer_changes() {
+    fn lease_of_another_director_is_acquired_after_15_seconds_without_change() {
         let mut claim = Claim::default();
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn own_lease_of_unknown_version_reports_duplicate_name() {
+    fn lease_with_own_name_and_unexpected_version_reports_duplicate_name() {
         let mut claim = Claim::default();
         let now = Instant::now();
         // After a restart, this director's own name in the Lease does not count as a duplicate.

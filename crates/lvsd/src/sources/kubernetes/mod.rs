@@ -75,13 +75,13 @@ const MESSAGE_MAX: usize = 900;
 pub struct Settings {
     /// Address of the API server.
     pub server: Endpoint,
-    /// CA of the API server, and lvsd's own certificate.
+    /// CA of the API server, and lvsd's own certificate; `None` without TLS.
     pub(crate) tls: Option<Tls>,
-    /// Token that lvsd sends to the API server.
+    /// Token that lvsd sends to the API server; `None` for no token.
     pub token: Option<Token>,
     /// The namespace of the Services; `None` for all.
     pub namespace: Option<String>,
-    /// The class of the Services.
+    /// The class of the Services that lvsd serves.
     pub class: String,
     /// Whether Services without a class are served, too.
     pub default_class: bool,
@@ -140,7 +140,7 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// Number of refused objects.
     pub(super) refused: usize,
-    /// The director that writes addresses.
+    /// The director that holds the Lease, and therefore writes addresses; `None` if it is unknown.
     pub(super) leader: Option<String>,
 }
 
@@ -218,9 +218,10 @@ struct Session<'a> {
     assigned: Assigned,
     /// The refused Services about which Events were written, with the reasons in these Events.
     reported: BTreeMap<String, String>,
-    /// The reason why this director cannot take the Lease.
+    /// The reason why this director cannot take the Lease; `None` if it can.
     no_lease: Option<String>,
-    /// The reason why this director cannot write a status or an Event.
+    /// The reason why this director could not write a status or an Event; `None` after it has
+    /// written a status.
     unwritten: Option<String>,
 }
 
@@ -240,7 +241,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs until an error occurs.
+    /// Lists and watches the objects, and writes addresses, until an error occurs.
     async fn run(&mut self) -> Result<Infallible, Error> {
         let mut early = 0;
         loop {
@@ -277,7 +278,8 @@ impl<'a> Session<'a> {
         let end = Instant::now() + LIST_TIME;
         for _ in 0..PAGES_MAX {
             if Instant::now() > end {
-                let why = format!("takes more than {LIST_TIME:?} for the list at {path}");
+                let why =
+                    format!("the API server takes more than {LIST_TIME:?} for the list at {path}");
                 return Err(Error::failed(why));
             }
             let after = more
@@ -293,12 +295,12 @@ impl<'a> Session<'a> {
                 other => other?,
             };
             if page.metadata.resource_version.is_empty() {
-                let why = "answers without a resourceVersion".to_owned();
+                let why = "the API server answers without a resourceVersion".to_owned();
                 return Err(Error::failed(why));
             }
             count += page.items.len();
             if count > LISTED_MAX {
-                let why = format!("has more than {LISTED_MAX} objects at {path}");
+                let why = format!("the API server has more than {LISTED_MAX} objects at {path}");
                 return Err(Error::failed(why));
             }
             for object in page.items {
@@ -311,7 +313,8 @@ impl<'a> Session<'a> {
                 return Ok(page.metadata.resource_version);
             }
         }
-        let why = format!("answers with more than {PAGES_MAX} parts of a list at {path}");
+        let why =
+            format!("the API server answers with more than {PAGES_MAX} parts of a list at {path}");
         Err(Error::failed(why))
     }
 
@@ -407,8 +410,9 @@ impl<'a> Session<'a> {
         let Some(line) = line else {
             return Ok(Brought::End);
         };
-        let event: WatchEvent = serde_json::from_slice(&line)
-            .map_err(|error| Error::failed(format!("sent an invalid event: {error}")))?;
+        let event: WatchEvent = serde_json::from_slice(&line).map_err(|error| {
+            Error::failed(format!("the API server sent an invalid event: {error}"))
+        })?;
         self.shared.hear_kubernetes();
         let object = event.object.get();
         if event.kind == "ERROR" {
@@ -431,7 +435,8 @@ impl<'a> Session<'a> {
         Ok(Brought::Change)
     }
 
-    /// Passes the present objects to the daemon.
+    /// Assigns addresses, translates the present objects to services, and passes these to the
+    /// daemon.
     fn hand_over(&mut self) -> Result<(), Error> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
@@ -482,7 +487,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads the Lease, and renews or takes it.
+    /// Reads the Lease, and renews it or takes it over if this director may.
     async fn keep(&mut self) -> Result<(), Error> {
         let settings = Arc::clone(&self.settings);
         let (namespace, name) = (&settings.lease.0, &settings.lease.1);
@@ -538,7 +543,7 @@ impl<'a> Session<'a> {
         }
         let (namespace, name) = &self.settings.lease;
         let why = format!(
-            "this director writes no addresses of Services: the API server, queried for the Lease {namespace}/{name}, {error}"
+            "this director writes no addresses of Services, because the request for the Lease {namespace}/{name} failed: {error}"
         );
         log_new(self.no_lease.as_ref(), &why);
         self.no_lease = Some(why);
@@ -609,9 +614,7 @@ impl<'a> Session<'a> {
                 // The watch will report the present state.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
-                    self.cannot(format!(
-                        "cannot write the status of Service {key}: the API server {error}"
-                    ));
+                    self.cannot(format!("cannot write the status of Service {key}: {error}"));
                     if error.is_passing() {
                         // The write is repeated after the next check of the Lease.
                         self.assigned.wanted.insert(key, addresses);
@@ -699,7 +702,7 @@ impl<'a> Session<'a> {
                 Ok(_) => reported.push(true),
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
-                        "cannot write an Event about Service {key}: the API server {error}"
+                        "cannot write an Event about Service {key}: {error}"
                     ));
                     reported.push(!error.is_passing());
                 }
@@ -747,7 +750,7 @@ impl Watch {
         match timeout(limit, self.lines.next()).await {
             Ok(line) => Ok(line?),
             Err(_) => Err(Error::failed(format!(
-                "has not ended a watch after {WATCH_MAX:?}"
+                "the API server has not ended a watch after {WATCH_MAX:?}"
             ))),
         }
     }

@@ -321,7 +321,7 @@ impl Model {
             (self.nodes.len(), NODES_MAX, "Nodes"),
         ] {
             if count > most {
-                return Err(format!("has more than {most} {what}"));
+                return Err(format!("the API server has more than {most} {what}"));
             }
         }
         Ok(())
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn older_version_of_a_service_is_ignored() {
+    fn older_version_of_a_kubernetes_service_is_ignored_unless_its_uid_differs() {
         let mut model = Model::default();
         let mut put = |version: &str, uid: &str, port: u16| {
             let service = json!({
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_kubernetes_objects_are_refused_as_a_whole() {
+    fn kubernetes_nodes_and_endpoints_above_limits_are_refused_and_long_annotations_dropped() {
         let mut model = Model::default();
         let nodes = |count: usize| {
             let node = |n| json!({ "metadata": { "name": format!("n{n}") } }).to_string();
@@ -450,7 +450,7 @@ mod tests {
         list(&mut model, Kind::Node, &nodes(NODES_MAX)).unwrap();
         let why = list(&mut model, Kind::Node, &nodes(NODES_MAX + 1)).unwrap_err();
         assert_eq!(model.nodes.len(), NODES_MAX);
-        assert_eq!(why, "has more than 5000 Nodes");
+        assert_eq!(why, "the API server has more than 5000 Nodes");
         let endpoints = vec![json!({}); ENDPOINTS_MAX + 1];
         let slice = json!({
             "metadata": { "namespace": "shop", "name": "x", "labels": { SERVICE_NAME: "web" } },
@@ -460,7 +460,7 @@ mod tests {
         let why = model
             .put(Kind::EndpointSlice, &slice.to_string())
             .unwrap_err();
-        assert_eq!(why, "has more than 200000 endpoints");
+        assert_eq!(why, "the API server has more than 200000 endpoints");
         let long = json!({
             "metadata": {
                 "namespace": "shop", "name": "web",
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn long_service_is_shortened_and_refusals_name_no_position() {
+    fn service_with_100000_ports_is_truncated_and_refusal_does_not_depend_on_position() {
         let mut model = Model::default();
         let ports = vec![json!({ "port": 1 }); 100_000];
         put(
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn model_names_a_bounded_number_of_invalid_objects() {
+    fn kubernetes_model_reports_a_bounded_number_of_invalid_objects() {
         let mut model = Model::default();
         for n in 0..1000 {
             put(&mut model, &format!("s{n}\u{1}"), &Value::Null);

@@ -392,7 +392,7 @@ async fn new_kubernetes_service_gets_an_address_and_changes_are_followed() {
 }
 
 #[tokio::test]
-async fn many_kubernetes_services_get_their_addresses_and_events_once() {
+async fn many_kubernetes_services_get_addresses_and_one_event_each() {
     const COUNT: usize = 50;
     let (fake, address) = fake().await;
     for n in 0..COUNT {
@@ -433,7 +433,7 @@ async fn many_kubernetes_services_get_their_addresses_and_events_once() {
 }
 
 #[tokio::test]
-async fn failed_status_write_is_repeated_without_a_change() {
+async fn failed_kubernetes_status_write_is_repeated_without_another_change() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     fake.lock().busy = 1;
@@ -444,7 +444,7 @@ async fn failed_status_write_is_repeated_without_a_change() {
 }
 
 #[tokio::test]
-async fn refused_service_causes_one_event_for_each_reason() {
+async fn refused_kubernetes_service_causes_one_event_for_each_reason() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &json!({ "lvsd/chek": "none" })));
     let director = Followed::start(address, |_| {});
@@ -606,7 +606,7 @@ async fn kubernetes_services_are_kept_after_watch_error() {
 }
 
 #[tokio::test]
-async fn second_director_takes_lease_only_after_it_has_ended() {
+async fn second_director_acquires_kubernetes_lease_only_after_lease_has_ended() {
     let (fake, address) = fake().await;
     let first = Followed::start(address, |_| {});
     first
@@ -630,7 +630,7 @@ async fn second_director_takes_lease_only_after_it_has_ended() {
 }
 
 #[tokio::test]
-async fn invalid_api_server_answers_are_errors() {
+async fn invalid_answer_of_kubernetes_api_server_is_an_error() {
     for (body, words) in [
         ("{}", "answers without a resourceVersion"),
         ("[", "an invalid"),
