@@ -179,7 +179,7 @@ fn lvsd_uses_missing_interfaces_when_created() -> Result<()> {
         PATIENCE,
         || {
             status().is_ok_and(|output| {
-                output.contains("WAITING: waiting for the configured interface eth1")
+                output.contains("MISSING: waiting for the configured interface eth1")
             })
         },
     )
