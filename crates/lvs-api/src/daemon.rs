@@ -578,7 +578,7 @@ pub struct ServerStatus {
     /// The reason why the server is down or suspicious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The fix, while the server is down or suspicious; absent if none is known.
+    /// The fix of the server's fault; absent without a fault, and if none is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fix: String,
     /// Numbers of recent connections of clients to the server, and of those without an answer;

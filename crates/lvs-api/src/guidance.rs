@@ -1,10 +1,10 @@
-//! Fixes for services that `lvsd` manages. lvsd reverts changes that are made with `lvsadm`, so the
-//! fixes change lvsd's file.
+//! Fixes that `lvsd` and `lvsadm` both print. lvsd reverts changes that are made with `lvsadm`, so
+//! the fixes for its services change lvsd's file.
 
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::Forwarding;
-use lvs_core::api::{ReasonCount, ServiceInfo};
+use lvs_core::api::{Conflict, ReasonCount, ServiceInfo};
 
 /// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
@@ -46,6 +46,9 @@ pub const LVSD_COMMANDS: [&str; 13] = [
 
 /// How to restart a dataplane that systemd or lvsd has started.
 pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or, if lvsd has started the dataplane, kill its process (lvsd then starts another one); both end all connections";
+
+/// The fix for a peer whose connections are not replicated.
+pub const PEER_BEHIND: &str = "run lvsadm sync on both directors; check that the other one is up, that each can connect to the other (TCP, the port of --sync-listen), and that both have the same key";
 
 /// Options of `lvs-dataplane` in fixes that are also keys of `[dataplane]`.
 const OPTIONS: [&str; 11] = [
@@ -106,6 +109,42 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
             setup("dr")
         ),
     }
+}
+
+/// The fix for an interface that is down.
+pub fn for_interface_down(name: &str) -> String {
+    format!(
+        "ip link set {name} up; if it stays down, check its cable and the device at the other end"
+    )
+}
+
+/// The fix for a next hop that does not answer ARP or neighbour discovery.
+pub fn for_silent_hop(hop: IpAddr) -> String {
+    format!(
+        "check that the next hop is up and connected (ip neigh show {hop}), and that the route to it is right (ip route)"
+    )
+}
+
+/// The fix for an address that another host has, too.
+pub fn for_conflict(conflict: &Conflict) -> String {
+    let Conflict { address, mac, .. } = conflict;
+    let host = match conflict.host {
+        Some(host) => format!("{host}, {mac}"),
+        None => mac.clone(),
+    };
+    if !conflict.is_vip() {
+        let (interface, own) = (&conflict.interface, &conflict.own_mac);
+        return format!(
+            "give the other host ({host}) or this one another address: packets to {address} reach the other one at times. On this host, {interface} ({own}) has the address"
+        );
+    }
+    let quiet = match address {
+        IpAddr::V4(_) => " with net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
+        IpAddr::V6(_) => "",
+    };
+    format!(
+        "on the other host ({host}): remove {address}; if it is a real server that needs the address (direct routing, tunnels), have it on lo{quiet} (lvsadm realserver-setup --method dr {address} prints the commands)"
+    )
 }
 
 /// Replaces the fixes of reasons by fixes for a host whose services `lvsd` manages.

@@ -1,8 +1,13 @@
 //! Verdicts about each service and the whole director: a state and a line of text (pure functions).
 
-use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
-use lvs_api::words::counted;
+use std::net::IpAddr;
 
+use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
+use lvs_api::guidance::{for_conflict, for_interface_down, for_silent_hop};
+use lvs_api::words::{counted, in_brackets, lasted, times};
+use lvs_core::api::{Conflict, DownInterface, PeerStanding, SilentHop, Waiting};
+
+use crate::config::Service;
 use crate::health::Code;
 
 /// Maximum number of broken services that a verdict names.
@@ -15,6 +20,9 @@ const FLAPPING: u64 = 600;
 const SLOW: u64 = 3;
 /// Age in milliseconds from which the dataplane's state is old; lvsd reads it every two seconds.
 const OLD_MS: u64 = 5_000;
+
+/// The fix for checks that start late.
+pub const LATE_CHECKS: &str = "provide more CPU for lvsd (top), or raise `interval` of the checks";
 
 /// State of a service; the worst state is the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,12 +100,79 @@ pub fn code(server: &ServerStatus) -> Option<Code> {
     }
 }
 
+/// The fix for a server that is up but slow or flapping; `None` for other codes.
+pub fn fix(code: Code, service: &Service, server: IpAddr) -> Option<String> {
+    // The name of a service without one is its protocol and address.
+    let name = match service.name.contains(' ') {
+        true => format!("'{}'", service.name),
+        false => service.name.clone(),
+    };
+    match code {
+        Code::Slow => Some(format!(
+            "compare its p99 with those of the other servers (lvsd status {name}): if only this server is slow, on {server}: uptime, top; if all are, look at the load of this director and the network"
+        )),
+        Code::Flapping => Some(format!(
+            "lvsd events -n 50 shows each fall with its reason; if checks only take too long at times, raise `timeout` or `fall` of the check of {name}"
+        )),
+        _ => None,
+    }
+}
+
 /// Seconds since the last answer of the dataplane. `None` if it has answered in the last five
 /// seconds or never, is not connected, or is not needed.
 pub fn late_seconds(dataplane: &DataplaneStatus) -> Option<u64> {
     let late = dataplane.seen_ms.filter(|age| *age >= OLD_MS);
     let is_asked = dataplane.connected && !dataplane.idle;
     late.filter(|_| is_asked).map(|age| age / 1000)
+}
+
+/// Lines about faults of the dataplane's network, each with its fix: interfaces that are down,
+/// addresses that other hosts have, silent next hops, and configured interfaces and addresses that
+/// are missing. Empty while the dataplane is disconnected, because its last report is out of date.
+pub fn network_faults(dataplane: &DataplaneStatus) -> Vec<String> {
+    if !dataplane.connected {
+        return Vec::new();
+    }
+    let lasts = |since: Option<u64>| {
+        let lasts = since.map(|since| format!("for {}", lasted(since)));
+        in_brackets(&lasts.unwrap_or_default())
+    };
+    let mut faults = Vec::new();
+    for DownInterface { interface, since } in &dataplane.down {
+        let fix = for_interface_down(interface);
+        faults.push(format!(
+            "INTERFACE DOWN: {interface}{}. To do: {fix}",
+            lasts(*since)
+        ));
+    }
+    for conflict in &dataplane.conflicts {
+        let (address, mac, answers) = (conflict.address, &conflict.mac, &conflict.answers);
+        let host = conflict.host;
+        let host = host.map_or_else(|| mac.clone(), |host| format!("{host}, {mac}"));
+        let seen = in_brackets(&times(None, answers.since, answers.ago));
+        let fix = for_conflict(conflict);
+        faults.push(format!(
+            "CONFLICT: another host ({host}) answers for {address}{seen}. To do: {fix}"
+        ));
+    }
+    for hop in &dataplane.silent_hops {
+        let SilentHop {
+            address,
+            interface,
+            since,
+        } = hop;
+        let (since, fix) = (lasted(*since), for_silent_hop(*address));
+        faults.push(format!(
+            "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, for {since}, and packets to it are dropped. To do: {fix}"
+        ));
+    }
+    for Waiting {
+        what, fix, since, ..
+    } in &dataplane.waiting
+    {
+        faults.push(format!("MISSING: {what}{}. To do: {fix}", lasts(*since)));
+    }
+    faults
 }
 
 /// Whether a service works, and none of its servers is down, suspicious, slow or flapping.
@@ -241,43 +316,74 @@ impl Verdict {
         let conflicts = vips.len();
         if conflicts > 0 {
             let addresses = counted(conflicts, "virtual address");
-            critical.push(format!("{addresses} also used by another host"));
+            let first = vips.first().map(|one| named_conflict(one));
+            let first = in_brackets(&first.unwrap_or_default());
+            critical.push(format!("{addresses} also used by another host{first}"));
         }
 
         let mut warnings = Vec::new();
-        for (number, thing, is) in [
-            (down, "server", "down"),
-            (suspicious, "server", "suspicious"),
-            (flapping, "server", "flapping"),
-            (not_checked, "server", "not checked"),
-            (status.dataplane.down.len(), "interface", "down"),
-            (status.dataplane.silent_hops.len(), "next hop", "silent"),
+        let dataplane = &status.dataplane;
+        let peers = peers_not_in_step(status);
+        let sources = status.sources.iter().filter(|one| one.trouble.is_some());
+        let sources: Vec<_> = sources.collect();
+        for (number, thing, is, first) in [
+            (down, "server", "down", None),
+            (suspicious, "server", "suspicious", None),
+            (flapping, "server", "flapping", None),
+            (not_checked, "server", "not checked", None),
+            (
+                dataplane.down.len(),
+                "interface",
+                "down",
+                dataplane.down.first().map(|one| one.interface.clone()),
+            ),
+            (
+                dataplane.silent_hops.len(),
+                "next hop",
+                "silent",
+                dataplane
+                    .silent_hops
+                    .first()
+                    .map(|hop| hop.address.to_string()),
+            ),
             (
                 others.len(),
                 "address",
                 "of this host also used by another host",
+                others.first().map(|one| named_conflict(one)),
             ),
             (
-                status.dataplane.waiting.len(),
+                dataplane.waiting.len(),
                 "configured interface or address",
                 "missing",
+                None,
             ),
-            (peers_not_in_step(status), "peer", "not in step"),
             (
-                status
-                    .sources
-                    .iter()
-                    .filter(|one| one.trouble.is_some())
-                    .count(),
+                peers.len(),
+                "peer",
+                "not in step",
+                peers.first().map(|peer| peer.peer.ip().to_string()),
+            ),
+            (
+                sources.len(),
                 "source",
                 "without a usable answer",
+                sources
+                    .first()
+                    .map(|source| format!("{} {}", source.kind, source.name)),
             ),
-            (status.left_out.len(), "source answer", "not in use"),
-            (status.refused.len(), "change", "refused by the dataplane"),
-            (status.drift.len(), "change", "made by hand"),
+            (status.left_out.len(), "source answer", "not in use", None),
+            (
+                status.refused.len(),
+                "change",
+                "refused by the dataplane",
+                None,
+            ),
+            (status.drift.len(), "change", "made by hand", None),
         ] {
             if number > 0 {
-                warnings.push(format!("{} {is}", counted(number, thing)));
+                let first = in_brackets(&first.unwrap_or_default());
+                warnings.push(format!("{} {is}{first}", counted(number, thing)));
             }
         }
         let vrrp = status.director.vrrp.as_ref();
@@ -342,14 +448,20 @@ impl Verdict {
     }
 }
 
-/// Number of peers that have been out of sync for so long that an operator should examine them; 0
-/// if the dataplane is not connected.
-fn peers_not_in_step(status: &Status) -> usize {
-    if !status.dataplane.connected {
-        return 0;
-    }
+/// The peers that have been out of sync for ten seconds; none if the dataplane does not answer.
+fn peers_not_in_step(status: &Status) -> Vec<&PeerStanding> {
     let peers = status.dataplane.peers.iter();
-    peers.filter(|peer| peer.is_alarming()).count()
+    let peers = peers.filter(|peer| status.dataplane.connected && peer.is_alarming());
+    peers.collect()
+}
+
+/// The address of a conflict, and the other host.
+fn named_conflict(conflict: &Conflict) -> String {
+    let Conflict { address, mac, .. } = conflict;
+    match conflict.host {
+        Some(host) => format!("{address}: {host}, {mac}"),
+        None => format!("{address}: {mac}"),
+    }
 }
 
 #[cfg(test)]
@@ -438,6 +550,41 @@ mod tests {
         assert_eq!(verdict(3, 599), Level::Warning);
         assert_eq!(verdict(2, 599), Level::Ok);
         assert_eq!(verdict(3, 600), Level::Ok);
+    }
+
+    #[test]
+    fn faults_of_network_are_named_with_fixes_while_dataplane_is_connected() {
+        let mut status = director(&[("web", &["up"])]);
+        let dataplane = &mut status.dataplane;
+        dataplane.down = vec![DownInterface {
+            interface: "eth1".to_owned(),
+            since: Some(130),
+        }];
+        dataplane.silent_hops = vec![SilentHop {
+            address: [192, 0, 2, 254].into(),
+            interface: "eth0".to_owned(),
+            since: 9,
+        }];
+        let conflict = serde_json::json!({
+            "code": "vip_conflict", "address": "192.0.2.10", "mac": "02:00:00:00:00:09", "count": 1,
+        });
+        dataplane.conflicts = vec![serde_json::from_value(conflict).expect("the JSON is valid")];
+        let verdict = Verdict::of(&status);
+        assert_eq!(
+            verdict.words,
+            "1 virtual address also used by another host (192.0.2.10: 02:00:00:00:00:09); 1 interface down (eth1); 1 next hop silent (192.0.2.254)"
+        );
+        let faults = network_faults(&status.dataplane);
+        for (fault, fix) in faults.iter().zip([
+            "INTERFACE DOWN: eth1 (for 2m10s). To do: ip link set eth1 up",
+            "CONFLICT: another host (02:00:00:00:00:09) answers for 192.0.2.10. To do: on the other host (02:00:00:00:00:09): remove 192.0.2.10",
+            "NEXT HOP SILENT: 192.0.2.254 on eth0 does not answer ARP or neighbour discovery, for 9s, and packets to it are dropped. To do: check that the next hop is up",
+        ]) {
+            assert!(fault.starts_with(fix), "no {fix} in {fault}");
+        }
+        assert_eq!(faults.len(), 3);
+        status.dataplane.connected = false;
+        assert!(network_faults(&status.dataplane).is_empty());
     }
 
     #[test]

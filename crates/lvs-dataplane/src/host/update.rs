@@ -16,6 +16,7 @@ use tracing::warn;
 
 use super::keeper::Keeper;
 use super::view::View;
+use super::vips::log_answers;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
 
@@ -386,9 +387,11 @@ impl Keeper {
     /// answers ARP or neighbour discovery for them.
     pub(super) fn set_own(&mut self, own: &HashSet<IpAddr>) {
         let before: HashSet<IpAddr> = self.vips.own().collect();
-        for &addr in own.difference(&before) {
+        let new: Vec<IpAddr> = own.difference(&before).copied().collect();
+        for &addr in &new {
             self.add_own(addr);
         }
+        log_answers("answers", &new);
         let gone: Vec<IpAddr> = before.difference(own).copied().collect();
         if gone.is_empty() {
             return;
@@ -402,6 +405,7 @@ impl Keeper {
             }
         }
         self.vips.remove(&gone, &self.tables);
+        log_answers("no longer answers", &gone);
     }
 
     fn add_own(&mut self, addr: IpAddr) {
@@ -486,6 +490,7 @@ impl Keeper {
         self.interception.complain_also_of(&new, state);
         self.next.tables_differ = true;
         self.next.plan_differs = true;
+        let mut answered = Vec::new();
         for addr in new {
             let quiet = self.announced.has(addr);
             let own = self.setup.own_all_vips && !quiet && !self.tables.state.is_local(addr);
@@ -498,6 +503,7 @@ impl Keeper {
                 more.own_vips.insert(addr);
                 if !self.vips.answers_for(addr) {
                     self.add_own(addr);
+                    answered.push(addr);
                 }
             }
             if by_hand.contains(&addr) {
@@ -511,5 +517,6 @@ impl Keeper {
             }
             self.vips.add_service(addr);
         }
+        log_answers("answers", &answered);
     }
 }

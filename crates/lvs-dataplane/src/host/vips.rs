@@ -45,6 +45,8 @@ const DEFENCES: usize = 2;
 /// Shortest time between two defences of an address. It keeps two hosts with the same address from
 /// flooding the network (RFC 5227 section 2.4, DEFEND_INTERVAL).
 const DEFEND_PERIOD: Duration = Duration::from_secs(10);
+/// Maximum number of addresses in a log line.
+const LOGGED_MAX: usize = 3;
 /// Shortest interval between two log lines about the same conflict.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 
@@ -193,7 +195,6 @@ impl Vips {
         for (_, port) in tables.interfaces() {
             self.listen(port, addr, true);
         }
-        info!("the dataplane answers ARP or neighbour discovery for {addr}");
         self.own.insert(addr, Burst::of(GAPS.len() + 1));
         self.next_announcement = Some(Instant::ZERO);
     }
@@ -215,9 +216,6 @@ impl Vips {
             for &addr in gone {
                 self.listen(port, addr, false);
             }
-        }
-        for addr in gone {
-            info!("the dataplane no longer answers ARP or neighbour discovery for {addr}");
         }
     }
 
@@ -649,6 +647,25 @@ fn is_on(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
         let mut addresses = tables.state.addresses(ifindex);
         addresses.any(|address| address.ip == addr)
     })
+}
+
+/// Logs the addresses for which the dataplane has begun or ceased to answer: one line with the
+/// first of them, and, if there are more, a line for each at the level `debug`. `answers`: the verb.
+pub(super) fn log_answers(answers: &str, addresses: &[IpAddr]) {
+    let shown = addresses.len().min(LOGGED_MAX);
+    let first: Vec<String> = addresses[..shown].iter().map(ToString::to_string).collect();
+    let first = first.join(", ");
+    let answers = format!("the dataplane {answers} ARP or neighbour discovery for");
+    match addresses.len() - shown {
+        0 if shown == 0 => {}
+        0 => info!("{answers} {first}"),
+        more => {
+            info!("{answers} {first} and {more} more");
+            for addr in addresses {
+                debug!("{answers} {addr}");
+            }
+        }
+    }
 }
 
 /// Whether the host or the dataplane has the address.

@@ -118,11 +118,11 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
             blamed
         });
         let changes = lab.change(scenario, options.downloads);
-        ended.store(true, Relaxed);
-        let blamed = watch.join().unwrap_or_default();
         let report = running
             .join()
             .unwrap_or_else(|_| bail!("the thread of the load client panicked"));
+        ended.store(true, Relaxed);
+        let blamed = watch.join().unwrap_or_default();
         (report, changes, blamed)
     });
     let reported = lab.logs();

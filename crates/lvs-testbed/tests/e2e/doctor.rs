@@ -3,10 +3,11 @@
 use crate::common;
 
 use std::fs;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::site::Vip;
-use lvs_testbed::{Forward, Site, SiteOptions, programs, soon};
+use lvs_testbed::{Forward, Site, SiteOptions, programs, soon, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -225,6 +226,43 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
         "the fix does not name 20 bytes and end with `advmss 1440`: {fix}"
     );
     Ok(())
+}
+
+/// Only the director's interface has no room for the tunnel header. Full packets still arrive when
+/// its MTU is raised.
+#[test]
+#[ignore = "long"]
+fn doctor_reports_small_mtu_of_tunnel_until_it_is_raised() -> Result<()> {
+    let mut options = SiteOptions::with_servers("docmtu", Forward::Tun, 1);
+    options.mtu = 1520;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    for host in [&site.client, &site.director] {
+        host.sh("ip link set eth0 mtu 1500")?;
+    }
+    let upload = site.serve("up", 100_000)?;
+    let send = || {
+        site.client.sh(&format!(
+            "ip route flush cache; curl --fail -sS --max-time 120 -T {} http://{}/up/x",
+            upload.display(),
+            site.service(80)
+        ))
+    };
+    let reported = |code: &str| findings_with_code(&site, code).map(|found| found.len());
+    // Without a long packet, doctor reports the MTU.
+    soon("doctor to report the MTU", || {
+        reported("tunnel_mtu").is_ok_and(|number| number == 1)
+    })?;
+    send()?;
+    soon("doctor to report packets that were too long", || {
+        reported("too_big").is_ok_and(|number| number == 1)
+    })?;
+    site.director.sh("ip link set eth0 mtu 1520")?;
+    // The report contains packets of the last minute.
+    wait_until("doctor to report nothing", Duration::from_secs(90), || {
+        send().is_ok() && findings_as_json(&site).is_ok_and(|found| found.is_empty())
+    })
+    .with_context(|| format!("{:?}", findings(&site)))
 }
 
 #[test]

@@ -206,7 +206,7 @@ fn reload_changes_tunnels_of_servers_and_keeps_connections() -> Result<()> {
     let path = site.testbed.dir().join("lvsd.toml");
     let write = |tunnels: &[(&str, &str); 2]| -> Result<()> {
         let mut text = format!(
-            "[dataplane]\ninterface = \"eth0\"\n\n\
+            "[lvsd]\nlog = \"debug\"\n[dataplane]\ninterface = \"eth0\"\n\n\
              [[service]]\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"tun\"\n\
              tunnel = {{ type = \"gue\", port = 1 }}\n",
             site.service(80)

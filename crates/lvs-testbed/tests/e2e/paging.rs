@@ -371,6 +371,36 @@ fn faults_of_nat_services_are_reported_until_repaired() -> Result<()> {
     director.end()
 }
 
+/// The kernel reports a silent neighbour only to some of the checks; the others get no answer.
+#[test]
+fn dead_server_has_one_code_until_it_answers() -> Result<()> {
+    let site = site("pagedead", Forward::Nat, Topology::TwoArm, 2)?;
+    let services: &[Service<'_>] = &[
+        ("web", 80, "type = \"http\", path = \"/s/1\"", &[0, 1]),
+        ("echo", 81, "type = \"ping\"", &[0, 1]),
+    ];
+    let director = Director::start(site, services)?;
+    let server = &director.site.servers[1];
+    let faults = |code| ["echo", "web"].map(|service| director.fault(code, service, 1));
+    server.sh("ip link set eth0 down")?;
+    director.names("a dead server", &faults("next_hop"))?;
+    let mut several_checks = director.site.client.spawn("sleep", &["8"])?;
+    while several_checks.is_running() {
+        let now = named(&director.status());
+        ensure!(
+            now == faults("next_hop"),
+            "the code of a dead server has changed: {now:?}"
+        );
+    }
+    // The server answers ARP, and nothing else.
+    server.sh(&filter("input", "drop"))?;
+    server.sh("ip link set eth0 up; ip route replace default via 10.0.0.1")?;
+    director.names("a server that drops all packets", &faults("silent"))?;
+    server.sh(NO_FILTER)?;
+    director.names("healed", &[])?;
+    director.end()
+}
+
 /// Direct routing with two arms: the director receives replies to its own packets on another
 /// interface than the one towards the VIP.
 #[test]

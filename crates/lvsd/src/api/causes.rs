@@ -168,10 +168,9 @@ fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
 
 /// The fault of a server; `None` if it works as configured.
 fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fault<'a>> {
-    let falls = server
-        .checks
-        .as_ref()
-        .map_or(0, |checks| checks.falls_in_day);
+    let checks = server.checks.as_ref();
+    let falls = checks.map_or(0, |checks| checks.falls_in_day);
+    let last = checks.map_or("", |checks| checks.fall_reason.as_str());
     let (health, reason, since) = match server.health.as_str() {
         "down" => ("down", verdict::reason(server).to_owned(), server.since),
         "suspicious" => (
@@ -181,7 +180,7 @@ fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fau
         ),
         _ if verdict::is_flapping(server) => (
             "flapping",
-            format!("the server went down {falls} times in 24 hours"),
+            format!("the server went down {falls} times in 24 hours; the last time: {last}"),
             None,
         ),
         _ if verdict::is_slow(server) => (

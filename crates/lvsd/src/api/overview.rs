@@ -50,6 +50,8 @@ pub struct Overview {
     pub interfaces: Vec<InterfaceInfo>,
     /// Addresses of services and of this host for which another host answers, too.
     pub conflicts: Vec<Conflict>,
+    /// Faults of the dataplane's network, each with its fix, as text.
+    pub network: Vec<String>,
     /// The state of this director in its cluster.
     pub director: DirectorStatus,
     /// DNS names, etcd and Kubernetes as sources of servers and services.
@@ -203,6 +205,7 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
         capacity: seen.info.capacity,
         interfaces: seen.info.interfaces.clone(),
         conflicts: seen.info.conflicts.clone(),
+        network: verdict::network_faults(&status.dataplane),
         director: status.director.clone(),
         sources: status.sources.clone(),
         rates: snapshot.total().rates,

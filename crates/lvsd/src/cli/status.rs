@@ -1,19 +1,20 @@
 //! `lvsd status` and `lvsd check-health`: the state of the director as text.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use lvs_api::Address;
 use lvs_api::daemon::{
-    AdminState, DirectorSeen, DirectorStatus, MaintenanceSpec, ServerStatus, ServiceStatus,
-    SourceStatus, Status,
+    AdminEntry, AdminState, DirectorSeen, DirectorStatus, MaintenanceSpec, ServerStatus,
+    ServiceStatus, SourceStatus, Status,
 };
+use lvs_api::guidance::PEER_BEHIND;
 use lvs_api::words::{counted, in_brackets, lasted, times};
-use lvs_core::api::{
-    Conflict, DownInterface, PeerStanding, ReasonCount, ServiceId, SilentHop, TablesInfo,
-    TablesState, Waiting,
-};
+use lvs_core::Family;
+use lvs_core::api::{PeerStanding, ReasonCount, ServiceId, TablesInfo, TablesState};
 use lvs_core::attempts::Attempts;
 use lvs_core::recent::RecentCount;
 
@@ -171,8 +172,14 @@ fn rendered(mut status: Status, selection: &Selection, look: Look) -> Result<Str
     ) + "\n";
     if selection.is_all() {
         text.push_str(&of_director(&status, unix_time()));
+    } else {
+        // These faults may be the causes of the faults of servers.
+        network_lines(&mut text, &status);
     }
-    of_services(&mut text, &status, look);
+    // The lines of the director list all overrides.
+    let overrides = Overrides::new(&status, unix_time());
+    let overrides = (!selection.is_all()).then_some(&overrides);
+    of_services(&mut text, &status, overrides, look);
     Ok(match look.width {
         Some(width) => wrapped(&text, width),
         None => text,
@@ -393,21 +400,8 @@ fn of_director(status: &Status, now: u64) -> String {
     }
     for entry in &status.admin {
         let spec = &entry.spec;
-        let _ = write!(
-            text,
-            "{}: {}, for {} by {}",
-            spec.state.name(),
-            spec.target,
-            lasted(now.saturating_sub(entry.since)),
-            spec.who.as_deref().unwrap_or("?")
-        );
-        if let Some(until) = spec.until {
-            let _ = write!(text, ", ends in {}", lasted(until.saturating_sub(now)));
-        }
-        let _ = match &spec.why {
-            Some(why) => writeln!(text, ": {why}"),
-            None => writeln!(text),
-        };
+        let (state, target) = (spec.state.name(), spec.target);
+        let _ = writeln!(text, "{state}: {target}, {}", times_of(entry, now));
     }
     if let Some(sync) = &status.dataplane.sync {
         let lost = [sync.queue_full, sync.not_sent, sync.lost, sync.too_long]
@@ -420,45 +414,9 @@ fn of_director(status: &Status, now: u64) -> String {
             sync.sent, sync.received, sync.taken
         );
     }
+    network_lines(&mut text, status);
     // While the dataplane is disconnected, its last report is out of date.
     if status.dataplane.connected {
-        for DownInterface { interface, since } in &status.dataplane.down {
-            let seen = since.map(|since| format!("for {}", lasted(since)));
-            let seen = in_brackets(&seen.unwrap_or_default());
-            let _ = writeln!(
-                text,
-                "INTERFACE DOWN: {interface}{seen}. To do: ip link set {interface} up; check its cable and the device at the other end"
-            );
-        }
-        for conflict in &status.dataplane.conflicts {
-            let (address, mac, answers) = (conflict.address, &conflict.mac, &conflict.answers);
-            let host = conflict.host;
-            let host = host.map_or_else(|| mac.clone(), |host| format!("{host}, {mac}"));
-            let seen = in_brackets(&times(None, answers.since, answers.ago));
-            let _ = writeln!(
-                text,
-                "CONFLICT: another host ({host}) answers for {address}{seen}. To do: {}",
-                conflict_fix(conflict)
-            );
-        }
-        for hop in &status.dataplane.silent_hops {
-            let SilentHop {
-                address,
-                interface,
-                since,
-            } = hop;
-            let _ = writeln!(
-                text,
-                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, for {}, and packets to it are dropped. To do: check that the next hop is up and connected (ip neigh show {address}), and that the route to it is right (ip route)",
-                lasted(*since)
-            );
-        }
-        for waiting in &status.dataplane.waiting {
-            let Waiting { what, fix, .. } = waiting;
-            let ago = waiting.since.map(|since| format!("for {}", lasted(since)));
-            let ago = in_brackets(&ago.unwrap_or_default());
-            let _ = writeln!(text, "MISSING: {what}{ago}. To do: {fix}");
-        }
         drops_line(&mut text, &status.dataplane.drops);
         for peer in &status.dataplane.peers {
             let mut tables = status.dataplane.tables.iter();
@@ -467,7 +425,11 @@ fn of_director(status: &Status, now: u64) -> String {
     }
     if status.check_lag_ms >= 1000 {
         let lag = Duration::from_millis(status.check_lag_ms);
-        let _ = writeln!(text, "checks start up to {lag:.1?} late");
+        let _ = writeln!(
+            text,
+            "checks start up to {lag:.1?} late. To do: {}",
+            verdict::LATE_CHECKS
+        );
     }
     if let Some(proxy) = &status.proxy {
         let _ = writeln!(
@@ -479,13 +441,70 @@ fn of_director(status: &Status, now: u64) -> String {
     text
 }
 
-fn conflict_fix(conflict: &Conflict) -> String {
-    match conflict.is_vip() {
-        true => "remove the address from one of the two hosts; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup".to_owned(),
-        false => format!(
-            "change the address of one of the two hosts; on this host, {} ({}) has the address",
-            conflict.interface, conflict.own_mac
-        ),
+/// The duration of an override, the operator who set it, its remaining time, and the operator's
+/// reason.
+fn times_of(entry: &AdminEntry, now: u64) -> String {
+    let spec = &entry.spec;
+    let who = spec.who.as_deref().unwrap_or("?");
+    let mut text = format!("for {} by {who}", lasted(now.saturating_sub(entry.since)));
+    if let Some(until) = spec.until {
+        let _ = write!(text, ", ends in {}", lasted(until.saturating_sub(now)));
+    }
+    if let Some(why) = &spec.why {
+        let _ = write!(text, ": {why}");
+    }
+    text
+}
+
+/// The overrides of operators, by the host of their servers.
+#[derive(Debug, Default)]
+struct Overrides<'a> {
+    now: u64,
+    by_host: HashMap<IpAddr, Vec<&'a AdminEntry>>,
+}
+
+impl<'a> Overrides<'a> {
+    fn new(status: &'a Status, now: u64) -> Self {
+        let mut by_host: HashMap<_, Vec<_>> = HashMap::new();
+        for entry in &status.admin {
+            let host = entry.spec.target.host;
+            by_host.entry(host).or_default().push(entry);
+        }
+        Self { now, by_host }
+    }
+
+    /// The reason why a server is drained or in maintenance, and the command that ends it.
+    fn note(&self, service: &ServiceStatus, server: &ServerStatus) -> String {
+        let state = server.admin.name();
+        let entries = self.by_host.get(&server.server.ip());
+        let mut entries = entries.into_iter().flatten().filter(|entry| {
+            let is_same = entry.spec.state == server.admin;
+            is_same && entry.spec.target.has(service.service, server.server)
+        });
+        let entry = entries.next();
+        let why = match entry {
+            Some(entry) => format!(" {}", times_of(entry, self.now)),
+            None => ", weight 0 was set by hand".to_owned(),
+        };
+        let is_of_all = entry.is_some_and(|entry| entry.spec.target.service.is_none());
+        let label = label(&service.service);
+        let of = match service.service {
+            _ if is_of_all => "all".to_owned(),
+            _ if service.name != label => service.name.clone(),
+            ServiceId::Fwmark { mark, family } => match family {
+                Family::V4 => format!("fwmark:{mark}"),
+                Family::V6 => format!("fwmark6:{mark}"),
+            },
+            _ => label.replacen(' ', ":", 1),
+        };
+        let server = server.server;
+        format!("{state}{why} (ends with: lvsadm undrain {of} {server})")
+    }
+}
+
+fn network_lines(text: &mut String, status: &Status) {
+    for fault in verdict::network_faults(&status.dataplane) {
+        let _ = writeln!(text, "{fault}");
     }
 }
 
@@ -533,11 +552,11 @@ fn losses_lines(text: &mut String, service: &ServiceStatus) {
 
 /// Appends the services: first broken ones, then degraded and suspicious ones, then those with slow
 /// or flapping servers, then all others.
-fn of_services(text: &mut String, status: &Status, look: Look) {
+fn of_services(text: &mut String, status: &Status, overrides: Option<&Overrides<'_>>, look: Look) {
     let mut services: Vec<&ServiceStatus> = status.services.iter().collect();
     services.sort_by_key(|service| (ServiceState::of(service), verdict::is_well(service)));
     for service in services {
-        of_service(text, service, look);
+        of_service(text, service, overrides, look);
     }
 }
 
@@ -599,6 +618,10 @@ fn peer_line(text: &mut String, peer: &PeerStanding, tables: Option<&TablesInfo>
     match tables {
         Some(tables) => tables_part(text, tables),
         None => text.push('\n'),
+    }
+    // One reason has its own fix: the restart of the dataplane.
+    if peer.is_alarming() && !peer.trouble.contains("restart the dataplane") {
+        let _ = writeln!(text, "  To do: {PEER_BEHIND}");
     }
 }
 
@@ -677,7 +700,12 @@ fn dataplane(status: &Status) -> String {
     }
 }
 
-fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
+fn of_service(
+    text: &mut String,
+    service: &ServiceStatus,
+    overrides: Option<&Overrides<'_>>,
+    look: Look,
+) {
     let id: ServiceId = service.service;
     let label = label(&id);
     let name = match service.name == label {
@@ -690,7 +718,7 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         (service.proxied, "proxied"),
         (
             service.conflict,
-            "NOT OURS: a service of another program uses its address",
+            "NOT OURS: a service of another program uses its address (delete it with lvsadm -D, or set manage_all_services = true in [lvsd])",
         ),
         (
             service.unheard,
@@ -721,13 +749,19 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         _ => 4,
     });
     for server in servers {
-        of_server(text, service, server, look);
+        of_server(text, service, server, overrides, look);
     }
 }
 
 /// Appends the columns of a server and its notes. With a maximum width, the notes begin on a
 /// separate line.
-fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, look: Look) {
+fn of_server(
+    text: &mut String,
+    service: &ServiceStatus,
+    server: &ServerStatus,
+    overrides: Option<&Overrides<'_>>,
+    look: Look,
+) {
     let since = server.since.map(|since| format!(" {}", lasted(since)));
     let state = format!("{}{}", server.health, since.unwrap_or_default());
     let weight = match server.weight {
@@ -746,7 +780,7 @@ fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, 
         short(server.active),
         short(server.inactive)
     );
-    let notes = notes(service, server, look);
+    let notes = notes(service, server, overrides, look);
     if !notes.is_empty() {
         text.push_str(if look.width.is_some() { "\n    " } else { "  " });
         text.push_str(&notes.join("; "));
@@ -766,10 +800,18 @@ fn short(number: u32) -> String {
     }
 }
 
-fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<String> {
+fn notes(
+    service: &ServiceStatus,
+    server: &ServerStatus,
+    overrides: Option<&Overrides<'_>>,
+    look: Look,
+) -> Vec<String> {
     let mut notes = Vec::new();
     if server.admin != AdminState::Ready {
-        notes.push(server.admin.name().to_owned());
+        notes.push(match overrides {
+            Some(overrides) => overrides.note(service, server),
+            None => server.admin.name().to_owned(),
+        });
     }
     match (server.configured, server.weight) {
         (None, _) if service.sorry_server == Some(server.server) => {
@@ -850,15 +892,16 @@ fn millis(us: u64) -> String {
 #[cfg(test)]
 mod tests {
     use lvs_api::daemon::{
-        CheckNotMade, CheckStatus, DataplaneStatus, Maintenance, ProxyStatus, VrrpStatus,
+        AdminSpec, CheckNotMade, CheckStatus, DataplaneStatus, Maintenance, ProxyStatus,
+        ServiceKey, Target, VrrpStatus,
     };
-    use lvs_core::api::{Confinement, Refusals};
+    use lvs_core::api::{Confinement, Conflict, DownInterface, Refusals, SilentHop, Waiting};
 
     use super::*;
 
     fn text_of(status: &Status, look: Look) -> String {
         let mut text = of_director(status, 1000);
-        of_services(&mut text, status, look);
+        of_services(&mut text, status, None, look);
         text
     }
 
@@ -983,7 +1026,7 @@ mod tests {
         let text = text_of(&status, Look::default());
         for line in [
             "peer 192.0.2.2: in step; the same services and servers as this director\n",
-            "peer 192.0.2.3: AWAY for 13s (no route to host)\n",
+            "peer 192.0.2.3: AWAY for 13s (no route to host)\n  To do: run lvsadm sync on both directors",
             "peer 192.0.2.4: BEHIND for 5s, 7 connections missing\n",
         ] {
             assert!(text.contains(line), "no {line:?} in:\n{text}");
@@ -1273,6 +1316,70 @@ mod tests {
         assert_eq!(first_lines(text, 5), text);
         assert_eq!(first_lines(text, 4), "a\nb\n... and 2 lines below");
         assert_eq!(first_lines(text, 1), "... and 4 lines below");
+    }
+
+    #[test]
+    fn status_of_one_service_shows_operator_time_and_reason_of_each_override() {
+        let mut status = suspicious();
+        let service = &mut status.services[0];
+        let address = service.servers[0].server;
+        let target = Target {
+            service: None,
+            host: address.ip(),
+            port: None,
+        };
+        let spec = AdminSpec {
+            target,
+            state: AdminState::Maintenance,
+            who: Some("ann".to_owned()),
+            why: Some("new disk".to_owned()),
+            until: Some(1600),
+            force: false,
+        };
+        let of_service = AdminSpec {
+            target: Target {
+                service: Some(ServiceKey(service.service)),
+                ..target
+            },
+            state: AdminState::Drain,
+            who: None,
+            why: None,
+            until: None,
+            ..spec
+        };
+        service.servers[0].admin = AdminState::Maintenance;
+        let note = |status: &Status| {
+            let service = &status.services[0];
+            Overrides::new(status, 1000).note(service, &service.servers[0])
+        };
+        let since = 400;
+        status.admin = vec![AdminEntry { spec, since }];
+        assert_eq!(
+            note(&status),
+            format!(
+                "maintenance for 10m00s by ann, ends in 10m00s: new disk (ends with: lvsadm undrain all {address})"
+            )
+        );
+        status.services[0].servers[0].admin = AdminState::Drain;
+        assert_eq!(
+            note(&status),
+            format!("drain, weight 0 was set by hand (ends with: lvsadm undrain web {address})")
+        );
+        let spec = of_service;
+        status.admin.push(AdminEntry { spec, since });
+        assert_eq!(
+            note(&status),
+            format!("drain for 10m00s by ? (ends with: lvsadm undrain web {address})")
+        );
+        let named = |name: Option<&str>| {
+            let selection = Selection {
+                name: name.map(str::to_owned),
+                broken: false,
+            };
+            rendered(status.clone(), &selection, Look::default()).expect("the service exists")
+        };
+        assert!(named(Some("web")).contains("by ? (ends with"));
+        assert!(!named(None).contains("ends with"));
     }
 
     #[test]

@@ -17,7 +17,8 @@ use super::Daemon;
 use crate::admin::Admin;
 use crate::channels::{Answer, answer};
 use crate::clock::{Now, unix_time};
-use crate::config::{Config, LoadError, Peers, Report, Severity, checks_of};
+use crate::config::{Config, LoadError, Peers, Report, Service, Severity, checks_of};
+use crate::dataplane::control::Numbers;
 use crate::dataplane::{Goal, Host, Link, Links, Planned, Proxied};
 use crate::desired::{Overrides, desired};
 use crate::expand::{Expanded, expand};
@@ -72,6 +73,8 @@ pub(super) struct Reloader {
     forced: bool,
     /// The clients that wait for the reload.
     clients: Vec<oneshot::Sender<Answer>>,
+    /// The local user of the first of these clients.
+    who: Option<String>,
     /// The answers of DNS, etcd and Kubernetes that are in force.
     pub(super) gathered: Gathered,
     /// The number of servers of each service at the last load. While the source of a service has
@@ -98,6 +101,7 @@ impl Reloader {
             done: mpsc::channel(1),
             forced: false,
             clients: Vec::new(),
+            who: None,
             gathered: Gathered::default(),
             standing: HashMap::new(),
             held_back: None,
@@ -153,9 +157,10 @@ impl Reloader {
         });
     }
 
-    /// Adds a client that waits for the reload.
-    pub(super) fn wait(&mut self, client: oneshot::Sender<Answer>) {
+    /// Adds a client that waits for the reload, which the local user `who` has requested.
+    pub(super) fn wait(&mut self, client: oneshot::Sender<Answer>, who: String) {
         self.clients.push(client);
+        self.who.get_or_insert(who);
     }
 
     /// Answers the clients that wait for the reload.
@@ -303,6 +308,7 @@ impl<P: Prober> Daemon<P> {
     /// as text; an error if the file is refused.
     fn load_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> Result<String, String> {
         let path = self.reloader.path.display().to_string();
+        let who = self.reloader.who.take();
         let Read {
             config,
             expanded,
@@ -314,12 +320,12 @@ impl<P: Prober> Daemon<P> {
                     report.print();
                 }
                 let why = refused(&path, &error);
-                tracing::error!(event = "reload_refused", "{why}");
+                tracing::error!(event = "reload_refused", who, "{why}");
                 return Err(why);
             }
         };
         if let Some(why) = self.reloader.refusal(&config, &expanded, &path) {
-            tracing::error!(event = "reload_refused", "{why}");
+            tracing::error!(event = "reload_refused", who, "{why}");
             return Err(why);
         }
         if let Some(report) = report {
@@ -331,9 +337,11 @@ impl<P: Prober> Daemon<P> {
         }
         let before = &self.inputs.config;
         let same = config == *before && expanded.is_same(&self.inputs.expanded);
-        let mut message = match same {
-            true => format!("reloaded {path}: no change"),
-            false => format!("reloaded {path}"),
+        let numbers = changed(&self.inputs.expanded.services, &expanded.services);
+        let mut message = match numbers.words() {
+            _ if same => format!("reloaded {path}: no change"),
+            words if words.is_empty() => format!("reloaded {path}: services and servers unchanged"),
+            words => format!("reloaded {path}: {words}"),
         };
         let peers = config.dataplane.peers.as_ref();
         if let Some(why) = peers.and_then(Peers::unusable_key) {
@@ -342,7 +350,7 @@ impl<P: Prober> Daemon<P> {
                 "; no dataplane can start until this is corrected: {why}"
             ));
         }
-        tracing::info!(event = "reloaded", "{message}");
+        tracing::info!(event = "reloaded", who, "{message}");
         for table in config.dataplane.changed_tables(&before.dataplane) {
             tracing::warn!("{table} has changed; it takes effect when the dataplane is restarted");
         }
@@ -389,6 +397,41 @@ impl<P: Prober> Daemon<P> {
         inputs.config = config;
         inputs.expanded = expanded;
     }
+}
+
+/// Numbers of services and servers that a reload adds, changes and removes. Their positions in the
+/// file do not count.
+fn changed(before: &[Service], after: &[Service]) -> Numbers {
+    let settings = |service: &Service| Service {
+        line: 0,
+        servers: Vec::new(),
+        ..service.clone()
+    };
+    let mut numbers = Numbers::default();
+    let mut old: HashMap<ServiceId, &Service> = before.iter().map(|one| (one.id, one)).collect();
+    for service in after {
+        let Some(old) = old.remove(&service.id) else {
+            numbers.services[0] += 1;
+            numbers.servers[0] += service.servers.len();
+            continue;
+        };
+        numbers.services[1] += usize::from(settings(old) != settings(service));
+        let servers = old.servers.iter().map(|server| (server.address, server));
+        let mut servers: HashMap<_, _> = servers.collect();
+        for server in &service.servers {
+            match servers.remove(&server.address) {
+                None => numbers.servers[0] += 1,
+                Some(old) => {
+                    let same = (&old.config, &old.check) == (&server.config, &server.check);
+                    numbers.servers[1] += usize::from(!same);
+                }
+            }
+        }
+        numbers.servers[2] += servers.len();
+    }
+    numbers.services[2] = old.len();
+    numbers.servers[2] += old.values().map(|one| one.servers.len()).sum::<usize>();
+    numbers
 }
 
 /// The changes in the dataplane that a reload of a file would make, as text. New servers have not

@@ -90,8 +90,8 @@ impl<P: Prober> Daemon<P> {
                 Err(why) => Err(why),
             },
             ChangeRequest::Reload { force } => {
-                tracing::info!("{who} has requested a reload");
-                self.reloader.wait(reply);
+                tracing::debug!("{who} has requested a reload");
+                self.reloader.wait(reply, who);
                 self.reload(force);
                 return;
             }

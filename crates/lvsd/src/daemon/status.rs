@@ -245,7 +245,13 @@ impl<P: Prober> Daemon<P> {
                 };
                 let code = match health {
                     "down" | "suspicious" => Some(reason.code),
-                    _ => verdict::code(&status),
+                    _ => {
+                        let code = verdict::code(&status);
+                        let fix =
+                            code.and_then(|code| verdict::fix(code, service, server.address.ip()));
+                        status.fix = fix.unwrap_or_default();
+                        code
+                    }
                 };
                 status.code = code.map_or("", Code::name).to_owned();
                 status

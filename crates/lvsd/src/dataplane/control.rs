@@ -282,9 +282,9 @@ impl DataplaneControl for Connection {
 /// checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
-/// Maximum number of changes that are logged one by one. More changes share one log line, and are
-/// logged at the level `debug`.
-const LOGGED_MAX: usize = 20;
+/// Maximum number of changes that are logged one by one at the level `info`. More changes share one
+/// line at this level, and each has a line at the level `debug`.
+pub(super) const LOGGED_MAX: usize = 20;
 
 /// Applies a list of changes, and collects the results.
 pub(super) struct CarryOut<'a> {
@@ -295,6 +295,9 @@ pub(super) struct CarryOut<'a> {
     broken: HashSet<ServiceId>,
     /// Numbers of changes that share one log line.
     unlogged: Numbers,
+    /// Whether all changes are logged at the level `debug` only: the log has a line about their
+    /// cause, such as a reload.
+    pub(super) is_quiet: bool,
     /// Refusals of the dataplane as text.
     pub(super) refusals: Vec<String>,
     /// VIPs that lvsd last set as owned; `None` if it has not set any.
@@ -316,6 +319,7 @@ impl<'a> CarryOut<'a> {
             names,
             broken: HashSet::new(),
             unlogged: Numbers::default(),
+            is_quiet: false,
             refusals: Vec::new(),
             own_vips: None,
             base,
@@ -334,14 +338,14 @@ impl<'a> CarryOut<'a> {
     ) -> Result<bool, ControlError> {
         let done = self.run_pieces(changes, news);
         let numbers = std::mem::take(&mut self.unlogged).words();
-        if !numbers.is_empty() {
+        if !numbers.is_empty() && !self.is_quiet {
             tracing::info!("the dataplane has {numbers}");
         }
         done
     }
 
     fn run_pieces(&mut self, changes: &[Call], news: &AtomicBool) -> Result<bool, ControlError> {
-        self.unlogged.in_use = changes.len() > LOGGED_MAX;
+        self.unlogged.in_use = self.is_quiet || changes.len() > LOGGED_MAX;
         for (n, piece) in changes.chunks(PIECE).enumerate() {
             if n > 0 && news.load(Ordering::Acquire) {
                 return Ok(false);
@@ -439,13 +443,13 @@ impl<'a> CarryOut<'a> {
 
 /// Numbers of changes by kind.
 #[derive(Debug, Default)]
-struct Numbers {
+pub struct Numbers {
     /// Whether changes are counted instead of logged.
     in_use: bool,
     /// Numbers of added, changed and removed services.
-    services: [usize; 3],
+    pub services: [usize; 3],
     /// Numbers of added, changed and removed servers.
-    servers: [usize; 3],
+    pub servers: [usize; 3],
     /// Number of other changes, such as sysctls and VIPs.
     others: usize,
 }
@@ -464,7 +468,7 @@ impl Numbers {
     }
 
     /// Formats the numbers; empty if all are 0.
-    fn words(&self) -> String {
+    pub fn words(&self) -> String {
         let of = |[new, changed, gone]: [usize; 3], thing: &str| {
             [(new, "new"), (changed, "changed"), (gone, "removed")]
                 .into_iter()

@@ -34,14 +34,14 @@ use lvs_core::attempts::RecentAttempts;
 use tokio::time::Instant;
 
 use crate::config::Dataplane;
-use crate::dataplane::control::{CarryOut, ControlError, DataplaneControl, LastAnswer};
+use crate::dataplane::control::{CarryOut, ControlError, DataplaneControl, LOGGED_MAX, LastAnswer};
 pub use crate::dataplane::describe::Planned;
 use crate::dataplane::describe::{Names, planned_changes, without_dataplane};
 pub use crate::dataplane::links::{Links, Proxied};
 pub use crate::dataplane::memory::Given;
 use crate::dataplane::memory::{Base, DrainChange, Memory};
 use crate::facts::Addresses;
-use crate::reconcile::{Actual, Desired, Plan, diff};
+use crate::reconcile::{Actual, Desired, DesiredServer, Health, Plan, diff};
 
 /// Time limit for the first answer of a started dataplane, unless `hang_limit` is longer.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -279,6 +279,10 @@ pub struct Link {
     news: Arc<AtomicBool>,
     /// Logged errors that still apply.
     complaints: HashSet<String>,
+    /// The number of the last configuration, and whether its changes are still being made, or wait
+    /// for first checks. They have one line in the log, about the start, the reload or the answers
+    /// of sources.
+    settles: (u64, bool),
 }
 
 /// Starts of dataplanes, and the pauses between them.
@@ -330,6 +334,7 @@ impl Link {
             },
             news: Arc::default(),
             complaints: HashSet::new(),
+            settles: (0, false),
         }
     }
 
@@ -539,6 +544,8 @@ impl Link {
         };
         self.pid = (info.pid != 0).then_some(info.pid);
         self.ours = started || self.host.started_by_us(info.pid);
+        // The log has the numbers of the changes in another dataplane, also during a reload.
+        self.settles.1 = false;
         let identity = self.host.identity(info.pid);
         self.memory.begin(Given::of(identity, self.host.recall()));
         if self.host.is_proxy() {
@@ -608,8 +615,12 @@ impl Link {
                 names.service_with_place(id)
             ));
         }
+        self.settles = self.settles_after(&desired, &plan);
         let control = connected(&mut self.control)?;
         let mut work = CarryOut::new(control, &self.answered, &names, base);
+        // At the start, few changes have a line each, as those that no reload has caused.
+        let is_start = desired.generation == 1 && plan.changes.len() <= LOGGED_MAX;
+        work.is_quiet = self.settles.1 && !is_start;
         let carried = work.run(&plan.changes, &self.news);
         refusals.append(&mut work.refusals);
         let CarryOut { own_vips, base, .. } = work;
@@ -625,6 +636,17 @@ impl Link {
         let complete = carried?;
         let refused = self.remember(refusals);
         Ok(complete.then_some(refused))
+    }
+
+    /// The new value of `settles` in a step that makes the changes of `plan`.
+    fn settles_after(&self, desired: &Desired, plan: &Plan) -> (u64, bool) {
+        let (before, settles) = self.settles;
+        let is_checked = |server: &DesiredServer| server.health != Health::Unknown;
+        let mut services = desired.services.iter();
+        let is_complete = plan.changes.is_empty()
+            && services.all(|service| service.servers.iter().all(is_checked));
+        let is_new = before != desired.generation;
+        (desired.generation, (is_new || settles) && !is_complete)
     }
 
     /// Returns the findings of a step; `base` is the state of the dataplane after its changes.

@@ -177,6 +177,34 @@ fn control_step_without_request_does_not_count_as_answer_of_dataplane() {
     assert!(answered.get() > last);
 }
 
+/// The line of the reload has the numbers.
+#[test]
+fn changes_of_reload_are_logged_at_debug_until_first_checks_are_done() {
+    let log = crate::daemon::tests::Log::default();
+    let _listening = log.listen();
+    let mut daemon = Daemon::new(World::default());
+    let mut step = |health| {
+        let server = DesiredServer::of(address(1), ServerConfig::new(1, Forwarding::Nat), health);
+        let config = ServiceConfig::new(Family::V4, "rr");
+        daemon.set(Desired {
+            services: vec![DesiredService::of(id(1), config, vec![server])],
+            generation: 2,
+            ..Desired::default()
+        });
+        daemon.step(true);
+        let number = |words| log.text().matches(words).count();
+        let held = daemon.held().0;
+        let servers = held.values().map(|(_, servers)| servers.len());
+        (servers.sum::<usize>(), number("service"), number("server"))
+    };
+    assert_eq!(step(Health::Unknown), (0, 0, 0));
+    assert_eq!(step(Health::Unknown), (0, 0, 0));
+    assert_eq!(step(Health::Up), (1, 0, 0));
+    assert_eq!(step(Health::Up), (1, 0, 0));
+    let (_, _, lines) = step(Health::Down);
+    assert!(lines > 0, "{}", log.text());
+}
+
 #[test]
 fn refused_server_is_not_observed_until_it_is_added() {
     let desired = |servers| Desired {

@@ -11,6 +11,7 @@
 mod advice;
 mod check;
 mod network;
+mod next_hop;
 mod permits;
 pub mod pins;
 pub mod probe;
@@ -731,7 +732,7 @@ impl<P: Prober> Runner<P> {
             Err(ProbeError::Server(fault)) => match self.reason_for_own_address() {
                 Some(reason) => Err(reason),
                 // The prober has checked the server's own address, too, without success.
-                None if matches!(fault.code, Code::Silent | Code::Stalled) => {
+                None if matches!(fault.code, Code::Silent | Code::NextHop | Code::Stalled) => {
                     self.note_path("", None);
                     return Err(ProbeError::Server(fault));
                 }

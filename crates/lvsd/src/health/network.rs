@@ -10,7 +10,7 @@ use lvs_core::api::Forwarder;
 use lvs_sys::lock;
 
 use super::probe::{Asked, Progress};
-use super::{Advice, Check, Code, Pins, ProbeError, Reason, Via, reverse_path};
+use super::{Advice, Check, Code, Pins, ProbeError, Reason, Via, next_hop, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
@@ -75,8 +75,8 @@ impl OwnAddress {
     }
 
     /// The reason for the failure of a check through a service that got no answer. `fix` applies if
-    /// only the path of clients fails, and `filter` if the host does not answer at all.
-    fn unanswered(self, silent: &str, fix: String, filter: String) -> Reason {
+    /// only the path of clients fails.
+    fn unanswered(self, silent: &str, fix: String) -> Reason {
         match self {
             Self::Good => Reason {
                 code: Code::ClientPath,
@@ -98,16 +98,14 @@ impl OwnAddress {
                     },
                 }
             }
-            Self::Silent => Reason {
-                code: Code::Silent,
-                text: format!("{silent}, and the server's own address did not answer, either"),
-                fix: filter,
-            },
-            Self::NotMade(why) => Reason {
-                code: Code::Silent,
-                text: format!("{silent}; lvsd could not check the server's own address: {why}"),
-                fix: filter,
-            },
+            Self::Silent => Reason::from(format!(
+                "{silent}, and the server's own address did not answer, either"
+            ))
+            .of(Code::Silent),
+            Self::NotMade(why) => Reason::from(format!(
+                "{silent}; lvsd could not check the server's own address: {why}"
+            ))
+            .of(Code::Silent),
         }
     }
 }
@@ -116,6 +114,8 @@ impl Prober for Network {
     async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
         let progress = Progress::default();
         let result = self.attempt(check, &progress).await;
+        let result = result.map_err(|error| next_hop::named(error, check.server));
+        let result = result.map_err(|error| with_fix(error, check));
         if check.via.is_none() {
             return result;
         }
@@ -128,6 +128,32 @@ impl Prober for Network {
             }
         }
     }
+}
+
+/// Adds the fix of its code to a reason without a fix. The checks of some kinds run a program, or
+/// report the words of an operator; their reasons stay without a fix.
+fn with_fix(error: ProbeError, check: &Check) -> ProbeError {
+    let has_none = matches!(check.probe.name(), "agent" | "exec" | "file");
+    let (ip, reason) = match error {
+        ProbeError::Server(reason) if reason.fix.is_empty() && !has_none => {
+            (check.server.ip(), reason)
+        }
+        error => return error,
+    };
+    let fix = match reason.code {
+        Code::Silent => format!(
+            "on {ip}: is the host up, and does a filter drop the packets (nft list ruleset)?"
+        ),
+        Code::Unreachable => format!(
+            "is there a route to {ip}, here and on the routers of the path (ip route get {ip}), and are their interfaces up (ip link)?"
+        ),
+        Code::Refused => format!(
+            "on {ip}: is a program listening (ss -ltun), or does a filter reject the packets (nft list ruleset)?"
+        ),
+        Code::CheckFailed => format!("on {ip}: see the log of the program"),
+        _ => String::new(),
+    };
+    ProbeError::Server(reason.with_fix(fix))
 }
 
 impl Network {
@@ -170,16 +196,8 @@ impl Network {
             return Err(ProbeError::Server(own.stalled(ip, &text)));
         }
         let silent = format!("{target} did not answer within {timeout:?}");
-        let filter = format!(
-            "on {ip}: is the host up, and does a filter drop the packets (nft list ruleset)?"
-        );
         let Some(via) = check.via else {
-            // Checks that can use the path of a client connect to the server itself; others may
-            // connect to a program.
-            let fix = check.probe.via().map(|_| filter);
-            let reason = Reason::from(silent).of(Code::Silent);
-            let reason = reason.with_fix(fix.unwrap_or_default());
-            return Err(ProbeError::Server(reason));
+            return Err(ProbeError::Server(Reason::from(silent).of(Code::Silent)));
         };
         let vip = via.virt.ip();
         let fix = guidance::for_unanswered(check.server, via.method, Some(vip));
@@ -222,7 +240,7 @@ impl Network {
         let fix = format!(
             "{fix}; if all servers fail this way: does a filter of this director drop the replies from {vip} (nft list ruleset there)?"
         );
-        Err(ProbeError::Server(own.unanswered(&silent, fix, filter)))
+        Err(ProbeError::Server(own.unanswered(&silent, fix)))
     }
 }
 
@@ -269,11 +287,65 @@ impl Network {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
     const SILENT: &str = "10.0.0.1:80 did not answer within 1s";
 
     fn unanswered(own: OwnAddress) -> Reason {
-        own.unanswered(SILENT, "path".to_owned(), "filter".to_owned())
+        own.unanswered(SILENT, "path".to_owned())
+    }
+
+    #[test]
+    fn reason_without_fix_gets_fix_of_its_code() {
+        let fix = |kind: &str, reason: Reason| {
+            let text = format!(
+                "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ncheck = {{ {kind} }}\n\
+                 [[service.server]]\naddress = \"10.0.0.1:80\"\n"
+            );
+            let (config, _) =
+                Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+            let check = config.services[0].servers[0].check.as_ref();
+            let check = check.expect("the server has a check");
+            match with_fix(ProbeError::Server(reason), check) {
+                ProbeError::Server(reason) => reason.fix,
+                ProbeError::Local(why) => panic!("{why}"),
+            }
+        };
+        let reason = |code| Reason::from("x").of(code);
+        for (kind, code, words) in [
+            (
+                "type = \"tcp\"",
+                Code::Silent,
+                "on 10.0.0.1: is the host up",
+            ),
+            (
+                "type = \"ping\"",
+                Code::Silent,
+                "on 10.0.0.1: is the host up",
+            ),
+            (
+                "type = \"tcp\"",
+                Code::Unreachable,
+                "is there a route to 10.0.0.1",
+            ),
+            (
+                "type = \"udp\"",
+                Code::Refused,
+                "on 10.0.0.1: is a program listening",
+            ),
+            (
+                "type = \"http\"",
+                Code::CheckFailed,
+                "on 10.0.0.1: see the log",
+            ),
+        ] {
+            let fix = fix(kind, reason(code));
+            assert!(fix.starts_with(words), "{kind}: {fix}");
+        }
+        let agent = "type = \"agent\", port = 9";
+        assert_eq!(fix(agent, reason(Code::CheckFailed)), "");
+        let known = reason(Code::Refused).with_fix("look".to_owned());
+        assert_eq!(fix("type = \"tcp\"", known), "look");
     }
 
     #[test]
@@ -292,7 +364,7 @@ mod tests {
     fn check_of_own_address_that_is_not_made_does_not_blame_client_path() {
         let local = ProbeError::Local("too many open files".to_owned());
         let reason = unanswered(Err(local).into());
-        assert_eq!((reason.code, &*reason.fix), (Code::Silent, "filter"));
+        assert_eq!((reason.code, &*reason.fix), (Code::Silent, ""));
         assert!(reason.text.ends_with(": too many open files"), "{reason}");
     }
 

@@ -1,5 +1,6 @@
 //! Findings about the dataplane: its interfaces, its connection table, its counters.
 
+use lvs_api::guidance;
 use lvs_api::words::{in_brackets, lasted, times};
 use lvs_core::api::{FastPathInfo, Info, NoXdp, ReasonCount, ServiceInfo, TablesState};
 
@@ -50,10 +51,7 @@ fn state(info: &Info, findings: &mut Findings) {
         findings.add(
             (Code::InterfaceDown, Scope::interface(&interface.name), when),
             format!("the interface {} is down{seen}", interface.name),
-            format!(
-                "ip link set {} up; check cable and switch port",
-                interface.name
-            ),
+            guidance::for_interface_down(&interface.name),
         );
     }
     if info.capacity > 0 && info.connections * 10 > info.capacity * 9 {
@@ -89,7 +87,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 if peer.trouble.is_empty() { "" } else { ": " },
                 peer.trouble
             ),
-            "run lvsadm sync on both directors; check that the other one is up, that each can connect to the other (TCP, the port of --sync-listen), and that both have the same key",
+            guidance::PEER_BEHIND,
         );
     }
     for tables in &info.tables {
@@ -120,10 +118,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 hop.interface,
                 lasted(hop.since)
             ),
-            format!(
-                "check that the next hop is up and connected (ip neigh show {}), and that the route to it is right (ip route)",
-                hop.address
-            ),
+            guidance::for_silent_hop(hop.address),
         );
     }
     for conflict in &info.conflicts {
@@ -139,15 +134,9 @@ fn state(info: &Info, findings: &mut Findings) {
                 conflict.interface
             ),
         };
-        let (what, fix) = match conflict.is_vip() {
-            true => (
-                "a virtual address",
-                "remove the address from that host; if it is a real server that needs it (direct routing, tunnelling), add it to lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
-            ),
-            false => (
-                "an address of this host",
-                "give one of the two hosts another address: checks and replies to this address reach the other host at times",
-            ),
+        let what = match conflict.is_vip() {
+            true => "a virtual address",
+            false => "an address of this host",
         };
         findings.add(
             Kind::reported(
@@ -164,7 +153,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 conflict.address,
                 host.unwrap_or_default()
             ),
-            fix,
+            guidance::for_conflict(conflict),
         );
     }
 }
@@ -211,7 +200,7 @@ fn counters(
         let reported = ["too_big", "not_received"].contains(&reason.reason.as_str());
         let packets = &reason.packets;
         let count = since.count(packets);
-        if reason.action == "drop" && count > 0 && !reported {
+        if reason.action == "drop" && count > 0 && since.has_finding(packets) && !reported {
             let number = match count {
                 1 => "1 packet was".to_owned(),
                 n => format!("{n} packets were"),
@@ -406,6 +395,11 @@ mod tests {
         assert_eq!(found(0, Since::Minutes), None);
         assert_eq!(found(3, Since::Minutes), text(3, "in five minutes, "));
         assert_eq!(found(0, Since::Start), text(7, ""));
+        let mut ended = no_server(3);
+        ended.packets.last_minute = 0;
+        let mut findings = Findings::default();
+        counters(&[], &[ended], Since::Minutes, &mut findings);
+        assert!(findings.0.is_empty(), "{findings:?}");
     }
 
     #[test]

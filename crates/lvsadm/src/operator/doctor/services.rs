@@ -1,5 +1,6 @@
 //! Findings about virtual addresses, real servers and paths, from the table of services.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use lvs_core::Forwarding;
@@ -229,12 +230,13 @@ fn too_big(report: &TooBig, when: When, findings: &mut Findings) {
 /// too long yet.
 fn narrow_tunnels(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
     let reported = |server: IpAddr| info.too_big.iter().any(|report| report.server == server);
-    let mut servers = services.iter().flat_map(|service| &service.servers);
-    let tunnels = servers.any(|server| {
+    let servers = services.iter().flat_map(|service| &service.servers);
+    let tunnels = servers.filter(|server| {
         server.config.forwarding == Forwarding::Tunnel && !reported(server.server.ip())
     });
-    let smallest = info.interfaces.iter().map(|interface| interface.mtu).min();
-    if let Some(mtu) = smallest.filter(|&mtu| tunnels && mtu <= 1500) {
+    let hosts: BTreeSet<IpAddr> = tunnels.map(|server| server.server.ip()).collect();
+    let smallest = hosts.into_iter().filter_map(|host| mtu_towards(host, info));
+    if let Some(mtu) = smallest.min().filter(|&mtu| mtu <= 1500) {
         findings.add(
             Code::TunnelMtu,
             format!(
@@ -248,6 +250,37 @@ fn narrow_tunnels(services: &[ServiceInfo], info: &Info, findings: &mut Findings
             ),
         );
     }
+}
+
+/// The MTU of the dataplane's interface on the route to a server. If that interface is unknown, the
+/// smallest MTU of all its interfaces; `None` if it has no interface.
+fn mtu_towards(server: IpAddr, info: &Info) -> Option<u32> {
+    let name = interface_towards(server);
+    let interfaces = || info.interfaces.iter();
+    let towards = interfaces().find(|one| name.as_ref() == Some(&one.name));
+    let smallest = || interfaces().map(|interface| interface.mtu).min();
+    towards.map(|interface| interface.mtu).or_else(smallest)
+}
+
+/// The name of the interface with the address from which this host connects to `server`.
+fn interface_towards(server: IpAddr) -> Option<String> {
+    let any = match server {
+        IpAddr::V4(_) => IpAddr::from([0; 4]),
+        IpAddr::V6(_) => IpAddr::from([0; 16]),
+    };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).ok()?;
+    socket.connect(SocketAddr::new(server, 9)).ok()?;
+    let own = socket.local_addr().ok()?.ip();
+    let mut interfaces = nix::ifaddrs::getifaddrs().ok()?;
+    let interface = interfaces.find(|interface| {
+        let address = interface.address.as_ref();
+        address.is_some_and(|address| {
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+            let v6 = address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip()));
+            v4.or(v6) == Some(own)
+        })
+    })?;
+    Some(interface.interface_name)
 }
 
 #[cfg(test)]

@@ -119,18 +119,15 @@
 
   function alerts(o) {
     const all = [];
-    if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: lvsd does not know whether packets of services are forwarded. The log of lvsd contains the reason.");
+    if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: lvsd does not know whether packets of services are forwarded. To do: the log of lvsd contains the reason (journalctl -u lvsd).");
     if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, and the old configuration stays: ${o.loaded.message}`);
-    for (const i of o.interfaces) if (!i.up) all.push(`Interface ${i.name} is down${i.down_since === undefined ? "" : ` for ${lasted(i.down_since)}`}.`);
-    for (const c of o.conflicts) all.push(`Another host (${c.host ? `${c.host}, ` : ""}${c.mac}) answers for ${c.address}, too${c.since === undefined ? "" : `: for ${lasted(c.since)}, last ${lasted(c.ago)} ago`}.`);
-    for (const hop of o.dataplane.silent_hops ?? []) all.push(`The next hop ${hop.address} on ${hop.interface} does not answer, for ${lasted(hop.since)}: packets to it are dropped.`);
+    all.push(...o.network);
     for (const line of o.refused) all.push(`Refused by the dataplane: ${line}`);
     for (const line of o.drift) all.push(`Changed by hand: ${line}`);
     if (o.capacity && o.connections > o.capacity * 0.9) all.push(`The connection table is ${Math.round((100 * o.connections) / o.capacity)} % full; raise max_connections.`);
-    for (const w of o.dataplane.waiting || []) all.push(`${w.what}${w.since === undefined ? "" : ` for ${lasted(w.since)}`}. To do: ${w.fix}`);
     const { maintenance, vrrp, announce } = o.director;
     if (maintenance) all.push(`The director is in maintenance${by(maintenance)}, for ${lasted(o.now - maintenance.since)}.`);
-    if (vrrp && vrrp.state === "fault") all.push("keepalived is in the state fault.");
+    if (vrrp && vrrp.state === "fault") all.push("keepalived is in the state fault. To do: check the interface of [vrrp], and journalctl -u keepalived.");
     if (vrrp && !vrrp.ready) all.push(`Not ready for VRRP: waits for ${vrrp.waits_for}.`);
     for (const line of (vrrp && vrrp.trouble) || []) all.push(`keepalived: ${line}`);
     if (announce && !announce.ready) all.push(`${o.director.missing_peers ? "Routers prefer other directors" : "Announces nothing"}: waits for ${announce.waits_for}.`);
@@ -138,9 +135,9 @@
     for (const line of o.director.warnings || []) all.push(line);
     for (const s of o.sources) if (s.trouble) all.push(`${s.kind} ${s.name} does not answer: ${s.trouble}`);
     if (o.dataplane.connected)
-      for (const p of o.dataplane.peers || []) if (p.state !== "in step" && p.seconds >= 10) all.push(`The peer ${p.peer} is not in step (${p.state}).`);
+      for (const p of o.dataplane.peers || []) if (p.state !== "in step" && p.seconds >= 10) all.push(`The peer ${p.peer} is not in step (${p.state}${p.trouble ? `: ${p.trouble}` : ""}). To do: compare lvsadm sync on both directors.`);
     if (isOld(o)) all.push(`${hangs(o)}: its counters are old.`);
-    if (o.check_lag_ms >= 1000) all.push(`Checks start up to ${o.check_lag_ms} ms late.`);
+    if (o.check_lag_ms >= 1000) all.push(`Checks start up to ${o.check_lag_ms} ms late. To do: provide more CPU for lvsd, or raise the interval of the checks.`);
     if (o.left_out) all.push(`${plural(o.left_out, "line")} more; lvsd status shows all.`);
     return all;
   }
@@ -153,7 +150,7 @@
     if (broken.length) return ["bad", `${plural(broken.length, "service")} broken: ${broken[0].name}${broken.length > 1 ? ", …" : ""}`];
     if (o.down) return ["warn", `${plural(o.down, "server")} down; every service serves`];
     if (o.suspicious) return ["warn", `${plural(o.suspicious, "server")} suspicious: clients get no answer`];
-    if (all.length) return ["warn", all[0]];
+    if (all.length) return ["warn", all[0].split(". To do:")[0]];
     const flapping = having(o, "flapping");
     if (flapping) return ["warn", `${plural(flapping, "server")} flapping`];
     return ["good", `All is well: ${plural(o.services.length, "service")}, ${o.usable} of ${plural(o.servers, "server")} usable`];
@@ -184,7 +181,7 @@
     return make("tr", [
       cell("Cause", make("strong", c.host || c.service), c.host ? "place" : ""),
       cell("State", badge(c.health)),
-      cell("Why", c.reason + (c.fix ? `. To do ${c.fix}` : "")),
+      cell("Why", c.reason + (c.fix ? `. To do: ${c.fix}` : "")),
       cell("Servers", `${c.servers}`, "n"),
       cell("Where", c.host ? `${plural(c.services, "service")}: ${c.named.join(", ")}${more}` : c.named.join(", ") + more),
       cell("For", lasted(c.since), "n"),
@@ -208,7 +205,7 @@
         cell("Server", make("strong", b.server), "place"),
         cell("Service", b.name),
         cell("State", badge(b.health)),
-        cell("Why", (b.reason || "its checks fail") + (b.fix ? `. To do ${b.fix}` : "")),
+        cell("Why", (b.reason || "its checks fail") + (b.fix ? `. To do: ${b.fix}` : "")),
         cell("For", lasted(b.since), "n"),
         cell("Connections", String(b.active), "n"),
         actions(b.name, b.service, b.server, b.admin, "broken"),
@@ -522,7 +519,7 @@
       const e = dataplane.get(server.server);
       const notes = [];
       if (server.reason) notes.push(server.reason);
-      if (server.fix) notes.push(`to do ${server.fix}`);
+      if (server.fix) notes.push(`to do: ${server.fix}`);
       const checks = server.checks;
       if (checks) {
         notes.push(`checks take ${ms(checks.last_us)}, p50 ${ms(checks.p50_us)}, p99 ${ms(checks.p99_us)}`);

@@ -90,6 +90,35 @@ async fn reload_sends_all_changes_in_one_request() {
     daemon.stop().await;
 }
 
+#[tokio::test]
+async fn reload_has_one_line_with_numbers_in_log() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    log.says("ready: 1 service, 2 of 2 servers up").await;
+    daemon.both(1, 3).await;
+    let start = log.text().len();
+    let mut text = FILE
+        .replace("10.0.0.2", "10.0.0.7")
+        .replace("weight = 3", "weight = 4");
+    for n in 30..60 {
+        text.push_str(&format!(
+            "[[service]]\nname = \"s{n}\"\naddress = \"192.0.2.{n}:80\"\nforward = \"nat\"\nscheduler = \"rr\"\n\
+             [[service.server]]\naddress = \"10.0.1.{n}\"\n"
+        ));
+    }
+    daemon.reload(&text).await;
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.7:80", 4)])
+        .await;
+    let lines = log.text()[start..].to_owned();
+    let lines: Vec<_> = lines.lines().filter(|line| line.contains("INFO")).collect();
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    let numbers = ": 30 new services, 31 new servers, 1 removed server";
+    assert!(lines[0].contains(numbers), "{lines:#?}");
+    daemon.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn reload_that_replaces_all_servers_keeps_old_servers_until_a_new_server_is_up() {
     let slow = Slow::default();
