@@ -258,9 +258,13 @@ fn doctor_reports_small_mtu_of_tunnel_until_it_is_raised() -> Result<()> {
         reported("too_big").is_ok_and(|number| number == 1)
     })?;
     site.director.sh("ip link set eth0 mtu 1520")?;
-    // The report contains packets of the last minute.
-    wait_until("doctor to report nothing", Duration::from_secs(90), || {
-        send().is_ok() && findings_as_json(&site).is_ok_and(|found| found.is_empty())
+    soon("doctor to report the MTU no longer", || {
+        reported("tunnel_mtu").is_ok_and(|number| number == 0)
+    })?;
+    // doctor reports drops of the last five minutes, and names how many are of the last one.
+    wait_until("a minute without drops", Duration::from_secs(90), || {
+        let dropped = send().and_then(|_| findings_with_code(&site, "too_big"));
+        dropped.is_ok_and(|found| found.iter().all(|one| one["last_minute"] == 0))
     })
     .with_context(|| format!("{:?}", findings(&site)))
 }

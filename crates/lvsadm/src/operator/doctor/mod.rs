@@ -185,15 +185,6 @@ impl Since {
         }
     }
 
-    /// Whether dropped packets cause a finding: in the period of five minutes, only until a minute
-    /// after the last packet, because their cause has ended then.
-    const fn has_finding(self, packets: &RecentCount) -> bool {
-        match self {
-            Self::Minutes => packets.last_minute > 0,
-            Self::Start => packets.count > 0,
-        }
-    }
-
     fn of(word: Option<&str>) -> Result<Self, Trouble> {
         match word {
             None => Ok(Self::Minutes),
@@ -248,13 +239,12 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(u8::from(!findings.is_empty()))
 }
 
-/// Removes packets that exceeded the MTU, and lost frames, if they cause no finding in the period
-/// `since`.
+/// Removes packets that exceeded the MTU, and lost frames, if none of them is in the period `since`.
 fn forget_old(info: &mut Info, reasons: &[ReasonCount], since: Since) {
     let is_old = |name: &str| {
         let mut reasons = reasons.iter();
         let reason = reasons.find(|one| one.action == "drop" && one.reason == name);
-        reason.is_some_and(|reason| !since.has_finding(&reason.packets))
+        reason.is_some_and(|reason| since.count(&reason.packets) == 0)
     };
     if is_old("too_big") {
         info.too_big.clear();
@@ -331,8 +321,8 @@ mod tests {
     }
 
     #[test]
-    fn doctor_losses_without_packet_in_last_minute_are_reported_only_with_since_start() {
-        let left = |last_minute, since| {
+    fn doctor_losses_older_than_five_minutes_are_reported_only_with_since_start() {
+        let left = |recent, since| {
             let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;
             let mut info: Info = serde_json::from_str(text).expect("the JSON is valid");
@@ -341,8 +331,7 @@ mod tests {
                 reason: name.to_owned(),
                 packets: RecentCount {
                     count: 7,
-                    recent: 5,
-                    last_minute,
+                    recent,
                     ..RecentCount::default()
                 },
                 help: String::new(),
