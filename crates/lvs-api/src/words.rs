@@ -88,6 +88,16 @@ pub fn in_brackets(text: &str) -> String {
     }
 }
 
+/// Returns a text as one word for a shell, in quotes if it contains other characters than those of
+/// names and addresses.
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/@%+=,".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 /// Formats a number of things: `1 error`, `2 errors`, `0 addresses`.
 pub fn counted(n: usize, thing: &str) -> String {
     let end = match thing {
@@ -114,6 +124,19 @@ mod tests {
             " (last 1m30s ago)"
         );
         assert_eq!(in_brackets(&times(None, None, None)), "");
+    }
+
+    #[test]
+    fn shell_word_with_special_characters_is_quoted() {
+        for (text, word) in [
+            ("web-1.example:80", "web-1.example:80"),
+            ("", "''"),
+            ("tcp 192.0.2.1:80", "'tcp 192.0.2.1:80'"),
+            ("a;b", "'a;b'"),
+            ("it's", r"'it'\''s'"),
+        ] {
+            assert_eq!(shell_word(text), word);
+        }
     }
 
     #[test]

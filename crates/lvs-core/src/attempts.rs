@@ -8,19 +8,19 @@
 use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// TCP connections that clients opened to a server, and UDP connections with NAT.
+/// Connections that clients opened to a server: over TCP, and over UDP to a UDP service with NAT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Attempts {
-    /// Number of TCP connections that began with a SYN, and of UDP connections with NAT, which are
-    /// counted as soon as they are answered or unanswered.
+    /// Number of TCP connections that began with a SYN, and of UDP connections. A UDP connection is
+    /// counted as soon as it is answered or unanswered.
     pub opened: u64,
     /// Number of connections without an answer. TCP with NAT: the client has repeated its SYN
     /// twice, or the connection has expired, and the server has sent nothing. TCP with direct
     /// routing and tunnels, where answers do not pass the director: the client has repeated its SYN
-    /// twice, or once until the connection expired. UDP with NAT: the client has sent again after a
-    /// pause of a second or more, or the connection has expired, and the server has sent nothing.
+    /// twice, or once until the connection expired. UDP: the client has sent again after a pause of
+    /// two seconds or more, and the server has sent nothing.
     pub unanswered: u64,
 }
 
@@ -51,17 +51,22 @@ impl Attempts {
     /// chance.
     const FEW: u64 = 3;
 
-    /// Whether three or more connections are unanswered, and these are at least half of all, or at
-    /// least a tenth of all and at least four times the share in `usual`.
-    fn exceeds(self, usual: Self) -> bool {
+    /// Whether three or more connections are unanswered, and these are at least half of all.
+    fn are_mostly_unanswered(self) -> bool {
+        self.unanswered >= Self::FEW && u128::from(self.unanswered) * 2 >= self.opened.into()
+    }
+
+    /// Whether three or more connections are unanswered, and these are at least a tenth of all and
+    /// at least four times the share in `usual`.
+    fn exceed(self, usual: Self) -> bool {
         let Self { opened, unanswered } = self;
         // A connection may have been opened before the counted interval.
         let opened = opened.max(unanswered);
         let [opened, unanswered] = [opened, unanswered].map(u128::from);
-        let exceeds_usual = unanswered.saturating_mul(usual.opened.into())
-            >= opened.saturating_mul(4 * u128::from(usual.unanswered));
         unanswered >= Self::FEW.into()
-            && (unanswered * 2 >= opened || unanswered * 10 >= opened && exceeds_usual)
+            && unanswered * 10 >= opened
+            && unanswered.saturating_mul(usual.opened.into())
+                >= opened.saturating_mul(4 * u128::from(usual.unanswered))
     }
 
     /// Whether more than half of the connections, and at least one, were answered.
@@ -84,10 +89,13 @@ pub struct RecentAttempts {
     pub last_minute: Attempts,
     /// Attempts in the last 5 to 6 minutes.
     pub last_5_minutes: Attempts,
+    /// Attempts until five minutes ago, without the minutes in which the server was broken: most
+    /// attempts were unanswered, or more than usual.
+    pub usual: Attempts,
 }
 
 impl RecentAttempts {
-    /// Whether no client has ever opened a connection.
+    /// Whether no attempt was counted.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -97,17 +105,24 @@ impl RecentAttempts {
     ///
     /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious
     /// only if half of its connections or more are unanswered, or a tenth or more and four times
-    /// the usual share. This is the share of the other servers or, if these have no clients, the
-    /// server's own share until five minutes ago.
+    /// the usual share. This is the share of the other servers or, if these have few clients or do
+    /// not answer either, the server's own [usual](Self::usual) share.
     ///
     /// `one_way` means that the service's protocol may have no answers (UDP). Then the server is
-    /// suspicious only if, in addition, most connections to the other servers were answered, or
-    /// most connections to this server until five minutes ago.
+    /// suspicious only if its share exceeds the usual one, and most of the usual attempts were
+    /// answered.
     pub fn is_suspicious(&self, others: Attempts, one_way: bool) -> bool {
-        let past = self.total - self.last_5_minutes;
-        let usual = if others.opened > 0 { others } else { past };
-        self.last_minute.exceeds(usual)
-            && (!one_way || others.are_mostly_answered() || past.are_mostly_answered())
+        let minute = self.last_minute;
+        let is_enough = others.opened.saturating_mul(10) >= minute.opened;
+        let usual = match is_enough && others.are_mostly_answered() {
+            true => others,
+            false => self.usual,
+        };
+        if one_way {
+            usual.are_mostly_answered() && minute.exceed(usual)
+        } else {
+            minute.are_mostly_unanswered() || minute.exceed(usual)
+        }
     }
 }
 
@@ -161,6 +176,8 @@ pub(crate) struct Windows {
     by_tick: [Attempts; TICKS],
     by_ten: [Attempts; TENS],
     by_minute: [Attempts; MINUTES],
+    /// [`RecentAttempts::usual`].
+    usual: Attempts,
 }
 
 impl Windows {
@@ -183,7 +200,12 @@ impl Windows {
             self.by_ten[tick / TICKS % TENS] = sum(&self.by_tick);
         }
         if self.ticks.is_multiple_of(TICKS * TENS) {
-            self.by_minute[tick / TICKS / TENS] = sum(&self.by_ten);
+            let minute = &mut self.by_minute[tick / TICKS / TENS];
+            let oldest = core::mem::replace(minute, sum(&self.by_ten));
+            let is_first = self.usual.opened == 0;
+            if oldest.are_mostly_answered() && (is_first || !oldest.exceed(self.usual)) {
+                self.usual = self.usual + oldest;
+            }
         }
     }
 
@@ -196,6 +218,7 @@ impl Windows {
             last_10_seconds: sum(&self.by_tick),
             last_minute: sum(&self.by_ten) - oldest_ten + current_ten,
             last_5_minutes: sum(&self.by_minute) + current_minute,
+            usual: self.usual,
         }
     }
 }
@@ -257,15 +280,36 @@ mod tests {
         assert!((1_500..=1_800).contains(&recent.last_5_minutes.opened));
     }
 
-    /// The attempts of a server that existed for more than five minutes: `past` until five minutes
-    /// ago, and `minute` in the last minute.
-    fn recent(past: Attempts, minute: Attempts) -> RecentAttempts {
+    /// The attempts of a server with these usual attempts, and `minute` in the last minute.
+    fn recent(usual: Attempts, minute: Attempts) -> RecentAttempts {
         RecentAttempts {
-            total: past + minute,
-            last_10_seconds: Attempts::default(),
             last_minute: minute,
-            last_5_minutes: minute,
+            usual,
+            ..RecentAttempts::default()
         }
+    }
+
+    #[test]
+    fn usual_attempts_exclude_minutes_of_outage() {
+        let mut windows = Windows::default();
+        let mut total = Attempts::default();
+        let mut minute = |unanswered| {
+            for _ in 0..TICKS * TENS {
+                total = total + attempts(10, unanswered);
+                windows.tick(total);
+            }
+            windows.recent(total)
+        };
+        let before = (0..20).map(|_| minute(0)).last().unwrap();
+        assert_eq!(before.usual, attempts(15 * 300, 0));
+        // Far longer than the good time before it.
+        for unanswered in [10, 2] {
+            let after = (0..200).map(|_| minute(unanswered)).last().unwrap();
+            assert_eq!(after.usual, attempts(20 * 300, 0));
+            assert!(after.is_suspicious(Attempts::default(), true));
+        }
+        let healed = minute(0);
+        assert!(!healed.is_suspicious(Attempts::default(), true));
     }
 
     #[test]

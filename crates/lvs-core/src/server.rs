@@ -197,8 +197,9 @@ impl Server {
     }
 
     /// Applies settings of the service that the kernel's IPVS does not have. `timed`: the service's
-    /// scheduler uses the latency of the server's answers.
-    pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
+    /// scheduler uses the latency of the server's answers. `is_udp`: the service is for UDP alone,
+    /// so that attempts over UDP are counted.
+    pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool, is_udp: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;
         if extras.on_server_down.resets() {
@@ -207,20 +208,21 @@ impl Server {
         if timed {
             watches |= flag::TIMED;
         }
+        if is_udp {
+            watches |= flag::AWAITED;
+        }
         self.watches.store(watches, Relaxed);
     }
 
-    /// Flags of a new connection to the server, apart from the kernel's. For TCP, and for UDP with
-    /// NAT, they always include the flag by which attempts are counted.
+    /// Flags of a new connection to the server, apart from the kernel's. For TCP, and for a UDP
+    /// service with NAT, they always include the flag by which attempts are counted.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
         match protocol {
             Protocol::TCP => watches | flag::TIMED,
-            Protocol::UDP if self.forwarding().translates() => {
-                watches & !flag::TRACKED | flag::AWAITED
-            }
-            _ => watches & !flag::TRACKED,
+            _ if self.forwarding().translates() => watches & !flag::TRACKED,
+            _ => watches & !(flag::TRACKED | flag::AWAITED),
         }
     }
 
@@ -293,8 +295,7 @@ impl Server {
     }
 
     /// The server's response time to new connections. It is measured with NAT and full NAT: always
-    /// for TCP; for other protocols, only if the service's scheduler uses it, or if
-    /// [`count_unanswered`](Extras::count_unanswered) is set.
+    /// for TCP; for other protocols, only if the service's scheduler uses it.
     pub const fn latency(&self) -> &Latency {
         &self.latency
     }

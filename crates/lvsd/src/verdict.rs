@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
 use lvs_api::guidance::{for_conflict, for_interface_down, for_silent_hop};
-use lvs_api::words::{counted, in_brackets, lasted, times};
+use lvs_api::words::{counted, in_brackets, lasted, shell_word, times};
 use lvs_core::api::{Conflict, DownInterface, PeerStanding, SilentHop, Waiting};
 
 use crate::config::Service;
@@ -102,11 +102,7 @@ pub fn code(server: &ServerStatus) -> Option<Code> {
 
 /// The fix for a server that is up but slow or flapping; `None` for other codes.
 pub fn fix(code: Code, service: &Service, server: IpAddr) -> Option<String> {
-    // The name of a service without one is its protocol and address.
-    let name = match service.name.contains(' ') {
-        true => format!("'{}'", service.name),
-        false => service.name.clone(),
-    };
+    let name = shell_word(&service.name);
     match code {
         Code::Slow => Some(format!(
             "compare its p99 with those of the other servers (lvsd status {name}): if only this server is slow, on {server}: uptime, top; if all are, look at the load of this director and the network"

@@ -45,8 +45,7 @@ impl ServiceInfo {
         }
         let attempts = self.servers.iter().map(|one| one.attempts.last_minute);
         let all = attempts.fold(Attempts::default(), |all, one| all + one);
-        // A service of a firewall mark may receive UDP.
-        let one_way = !matches!(self.service, ServiceId::Tcp { .. });
+        let one_way = matches!(self.service, ServiceId::Udp { .. });
         server.attempts.is_suspicious(all - own, one_way)
     }
 }

@@ -33,7 +33,7 @@ use core::time::Duration;
 const SYN_AND_REPEAT: u32 = 2;
 
 /// A UDP client that sends again after this time without an answer has waited for one.
-const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// A UDP client that sends this number of packets without a pause and without an answer does not
 /// wait for one. The connection is then not counted as an attempt, and can be offloaded.
@@ -526,18 +526,16 @@ impl Shard {
     /// unanswered attempt, if the client's packets prove that there was no answer.
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
-        let Some(link) = self.link(index) else { return };
-        let attempts = link.server.attempts();
-        if slot.has(flag::AWAITED) {
-            attempts.count_unanswered_datagram();
-        }
         // A second repetition was counted when it arrived. Without any repetition, the SYN may
         // belong to a flood; with direct routing and tunnels, the client may also have received an
         // answer and sent nothing more.
         let repeated = slot.in_packets() == SYN_AND_REPEAT;
         let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
-        if slot.state() == State::TCP_SYN_RECV && unanswered {
-            attempts.count_unanswered();
+        if slot.state() == State::TCP_SYN_RECV
+            && unanswered
+            && let Some(link) = self.link(index)
+        {
+            link.server.attempts().count_unanswered();
         }
     }
 }

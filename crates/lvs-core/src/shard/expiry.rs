@@ -125,7 +125,7 @@ impl Shard {
             self.table.restart(index, fired);
             return;
         }
-        if slot.has(flag::TIMED | flag::AWAITED) {
+        if slot.has(flag::TIMED) {
             self.note_expired_attempt(index);
         }
         self.destroy(index);

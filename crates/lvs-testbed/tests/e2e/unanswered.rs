@@ -14,12 +14,12 @@ use serde_json::Value;
 const CLIENT: &str = "while :; do curl -s -m 5 -o /dev/null http://VIP/id & sleep 0.2; done";
 
 /// A client that sends a DNS question every 200 ms, from another port each time, and sends it again
-/// after 1.2 s.
+/// after 2.2 s.
 const DNS_CLIENT: &str = r"ask() {
     exec 3<> /dev/udp/VIP/53
     for _ in 1 2; do
         printf '\x41\x42\1\0\0\1\0\0\0\0\0\0\2id\4test\0\0\x10\0\1' >&3
-        sleep 1.2
+        sleep 2.2
     done
 }
 while :; do ask & sleep 0.2; done";

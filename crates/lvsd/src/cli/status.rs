@@ -12,7 +12,7 @@ use lvs_api::daemon::{
     ServiceStatus, SourceStatus, Status,
 };
 use lvs_api::guidance::PEER_BEHIND;
-use lvs_api::words::{counted, in_brackets, lasted, times};
+use lvs_api::words::{counted, in_brackets, lasted, shell_word, times};
 use lvs_core::Family;
 use lvs_core::api::{PeerStanding, ReasonCount, ServiceId, TablesInfo, TablesState};
 use lvs_core::attempts::Attempts;
@@ -490,7 +490,7 @@ impl<'a> Overrides<'a> {
         let label = label(&service.service);
         let of = match service.service {
             _ if is_of_all => "all".to_owned(),
-            _ if service.name != label => service.name.clone(),
+            _ if service.name != label => shell_word(&service.name),
             ServiceId::Fwmark { mark, family } => match family {
                 Family::V4 => format!("fwmark:{mark}"),
                 Family::V6 => format!("fwmark6:{mark}"),

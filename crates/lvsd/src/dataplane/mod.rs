@@ -57,6 +57,8 @@ const BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(200)..=Duration::from_secs(30);
 /// Delay before lvsd replaces a dataplane that another program had started.
 const FOREIGN_GRACE: Duration = Duration::from_secs(3);
+/// Maximum time after a reload in which its changes have one line in the log.
+const SETTLES: Duration = Duration::from_secs(60);
 /// Lifetime after which an exited dataplane is restarted without a pause.
 const STABLE: Duration = Duration::from_secs(60);
 
@@ -279,10 +281,10 @@ pub struct Link {
     news: Arc<AtomicBool>,
     /// Logged errors that still apply.
     complaints: HashSet<String>,
-    /// The number of the last configuration, and whether its changes are still being made, or wait
-    /// for first checks. They have one line in the log, about the start, the reload or the answers
-    /// of sources.
-    settles: (u64, bool),
+    /// The number of the last configuration, and the end of the time in which its changes have one
+    /// line in the log, about the start, the reload or the answers of sources; `None` when they have
+    /// all been made.
+    settles: (u64, Option<Instant>),
 }
 
 /// Starts of dataplanes, and the pauses between them.
@@ -334,7 +336,7 @@ impl Link {
             },
             news: Arc::default(),
             complaints: HashSet::new(),
-            settles: (0, false),
+            settles: (0, None),
         }
     }
 
@@ -545,7 +547,7 @@ impl Link {
         self.pid = (info.pid != 0).then_some(info.pid);
         self.ours = started || self.host.started_by_us(info.pid);
         // The log has the numbers of the changes in another dataplane, also during a reload.
-        self.settles.1 = false;
+        self.settles.1 = None;
         let identity = self.host.identity(info.pid);
         self.memory.begin(Given::of(identity, self.host.recall()));
         if self.host.is_proxy() {
@@ -615,12 +617,12 @@ impl Link {
                 names.service_with_place(id)
             ));
         }
-        self.settles = self.settles_after(&desired, &plan);
+        self.settles = self.settles_after(&desired, &plan, now);
         let control = connected(&mut self.control)?;
         let mut work = CarryOut::new(control, &self.answered, &names, base);
         // At the start, few changes have a line each, as those that no reload has caused.
         let is_start = desired.generation == 1 && plan.changes.len() <= LOGGED_MAX;
-        work.is_quiet = self.settles.1 && !is_start;
+        work.is_quiet = self.settles.1.is_some_and(|end| now < end) && !is_start;
         let carried = work.run(&plan.changes, &self.news);
         refusals.append(&mut work.refusals);
         let CarryOut { own_vips, base, .. } = work;
@@ -639,14 +641,23 @@ impl Link {
     }
 
     /// The new value of `settles` in a step that makes the changes of `plan`.
-    fn settles_after(&self, desired: &Desired, plan: &Plan) -> (u64, bool) {
-        let (before, settles) = self.settles;
+    fn settles_after(
+        &self,
+        desired: &Desired,
+        plan: &Plan,
+        now: Instant,
+    ) -> (u64, Option<Instant>) {
+        let (before, end) = self.settles;
         let is_checked = |server: &DesiredServer| server.health != Health::Unknown;
         let mut services = desired.services.iter();
         let is_complete = plan.changes.is_empty()
             && services.all(|service| service.servers.iter().all(is_checked));
-        let is_new = before != desired.generation;
-        (desired.generation, (is_new || settles) && !is_complete)
+        // A change that the dataplane refuses, or a check that cannot be made, stays.
+        let end = match before == desired.generation {
+            true => end,
+            false => Some(now + SETTLES),
+        };
+        (desired.generation, end.filter(|_| !is_complete))
     }
 
     /// Returns the findings of a step; `base` is the state of the dataplane after its changes.

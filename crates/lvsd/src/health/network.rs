@@ -114,8 +114,10 @@ impl Prober for Network {
     async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
         let progress = Progress::default();
         let result = self.attempt(check, &progress).await;
-        let result = result.map_err(|error| next_hop::named(error, check.server));
-        let result = result.map_err(|error| with_fix(error, check));
+        let result = match result {
+            Ok(advice) => Ok(advice),
+            Err(error) => Err(with_fix(next_hop::named(error, check.server).await, check)),
+        };
         if check.via.is_none() {
             return result;
         }
@@ -130,16 +132,21 @@ impl Prober for Network {
     }
 }
 
-/// Adds the fix of its code to a reason without a fix. The checks of some kinds run a program, or
-/// report the words of an operator; their reasons stay without a fix.
+/// Adds the fix of its code to a reason without a fix. Reasons of checks that run a program or read
+/// a file stay without a fix, and answers of an agent.
 fn with_fix(error: ProbeError, check: &Check) -> ProbeError {
-    let has_none = matches!(check.probe.name(), "agent" | "exec" | "file");
     let (ip, reason) = match error {
-        ProbeError::Server(reason) if reason.fix.is_empty() && !has_none => {
-            (check.server.ip(), reason)
-        }
+        ProbeError::Server(reason) if reason.fix.is_empty() => (check.server.ip(), reason),
         error => return error,
     };
+    let has_none = match check.probe.name() {
+        "exec" | "file" => true,
+        "agent" => reason.code == Code::CheckFailed,
+        _ => false,
+    };
+    if has_none {
+        return ProbeError::Server(reason);
+    }
     let fix = match reason.code {
         Code::Silent => format!(
             "on {ip}: is the host up, and does a filter drop the packets (nft list ruleset)?"

@@ -39,16 +39,18 @@ struct NextHop {
 
 /// Replaces the reason of a check that got no answer, or that the kernel could not send, if the
 /// next hop towards the server does not answer ARP or neighbour discovery.
-pub(super) fn named(error: ProbeError, server: SocketAddr) -> ProbeError {
+pub(super) async fn named(error: ProbeError, server: SocketAddr) -> ProbeError {
     let ProbeError::Server(Reason { code, .. }) = &error else {
         return error;
     };
     if !matches!(code, Code::Silent | Code::Unreachable | Code::NextHop) {
         return error;
     }
-    match NextHop::of(server.ip()) {
-        Some(hop) if hop.is_silent => ProbeError::Server(hop.reason(server)),
-        Some(_) | None => error,
+    // The kernel may answer late, for example while many routes change.
+    let hop = tokio::task::spawn_blocking(move || NextHop::of(server.ip())).await;
+    match hop {
+        Ok(Some(hop)) if hop.is_silent => ProbeError::Server(hop.reason(server)),
+        _ => error,
     }
 }
 
@@ -164,15 +166,15 @@ mod tests {
         }
     }
 
-    #[test]
-    fn failed_check_whose_next_hop_answers_keeps_its_reason() {
+    #[tokio::test]
+    async fn failed_check_whose_next_hop_answers_keeps_its_reason() {
         let server = ([127, 0, 0, 1], 80).into();
         for code in [Code::Silent, Code::Unreachable, Code::Refused] {
             let error = ProbeError::Server(Reason::from("no answer").of(code));
-            assert_eq!(named(error.clone(), server), error);
+            assert_eq!(named(error.clone(), server).await, error);
         }
         let error = ProbeError::Local("too many open files".to_owned());
-        assert_eq!(named(error.clone(), server), error);
+        assert_eq!(named(error.clone(), server).await, error);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 
 use super::persistent::{may_lead_to, network};
 use super::{Ask, Opened, Packets};
-use crate::conn::{Key, Template};
+use crate::conn::{Key, Template, flag};
 use crate::control::Control;
 use crate::persistence_sip;
 use crate::shard::Shard;
@@ -85,7 +85,9 @@ impl Control {
             embedded: false,
         };
         let port = server.addr().port();
-        let slot = self.draft(&server, port, &ask, packets);
+        let mut slot = self.draft(&server, port, &ask, packets);
+        // The server opens the connection, not a client.
+        slot.flags &= !flag::AWAITED;
         match self.bind(shard, &server, slot, template, now) {
             Ok(Opened::Entry(index)) => Some(shard.reply(index, meta, now)),
             Ok(Opened::Once(slot, template)) => {

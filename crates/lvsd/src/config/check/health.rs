@@ -233,7 +233,7 @@ impl Checker<'_> {
             Passive::Asks(_) if tcp && nat => return Some(()),
             Passive::TakesOut => (
                 "`passive` is for TCP services",
-                "remove `passive`: connections of other protocols are not counted",
+                "remove `passive`: a missing answer to a datagram may be normal",
             ),
             Passive::Asks(_) if !tcp => (
                 "`passive` with a number is for TCP services",

@@ -240,7 +240,8 @@ impl Asked<'_> {
             let local = SockRef::from(socket).local_addr().ok();
             let local = local.and_then(|local| local.as_socket());
             let from_here = local.is_some_and(|local| icmp.sender == Some(local.ip()));
-            if from_here && icmp.is_host_unreachable() {
+            // Through a service, the next hop is that of the VIP, not of the server.
+            if from_here && icmp.is_host_unreachable() && self.via.is_none() {
                 // This host reports a next hop without a link-layer address.
                 reason
                     .text
