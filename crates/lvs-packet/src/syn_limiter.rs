@@ -338,7 +338,7 @@ impl SynLimiter {
 
     /// Records that a batch of `frames` frames took the time `took`; `now` is the present time.
     /// Begins to classify SYNs when the time for them is used up, and ends this when no SYN was
-    /// dropped for [`CAUTIOUS`].
+    /// dropped for a second.
     pub fn spent(&mut self, frames: usize, took: Duration, now: Instant) {
         let passed = now.saturating_since(self.earned);
         self.earned = now;

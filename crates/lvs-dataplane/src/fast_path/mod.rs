@@ -295,8 +295,8 @@ impl FastPath {
         self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
     }
 
-    /// Sets the clock of the connections' deadlines to `now`, and calls
-    /// [`is_alive`](Self::is_alive).
+    /// Sets the clock of the connections' deadlines to `now`, and records that this dataplane is
+    /// alive, so that a successor may take over if it is killed.
     pub fn set_clock(&self, now: Instant) {
         self.set(
             conf::BASE,
@@ -319,7 +319,7 @@ impl FastPath {
     // --- next hops and services of connections ---------------------------------------------------
 
     /// Returns the number of a next hop. Returns `None` if all numbers are used, and begins a new
-    /// epoch, which frees them; new next hops get numbers after [`HOPS_REST`].
+    /// epoch, which frees them; new next hops get numbers 200 ms later.
     pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
         let mut hops = lock(&self.hops);
         if let Some(&hop) = hops.known.get(&way) {

@@ -23,7 +23,7 @@ pub mod field {
     pub const ACKNOWLEDGEMENT: Field = 8..12;
     /// Offset of the byte whose upper half is the length of the header in words of 32 bits.
     pub const DATA_OFFSET: usize = 12;
-    /// Offset of the byte with the flags of [`TcpFlags`].
+    /// Offset of the byte with the flags of [`TcpFlags`](lvs_core::TcpFlags).
     pub const FLAGS: usize = 13;
     /// Checksum of the segment and of the pseudo-header.
     pub const CHECKSUM: Field = 16..18;
