@@ -111,7 +111,7 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     // A crash can leave a file of zeros.
     if key.contains(&0) {
         return Err(format!(
-            "the key {name} is damaged (it contains zeros): copy it from another director"
+            "the key {name} is damaged (it contains zero bytes): copy it from another director"
         ));
     }
     Ok(key.to_vec())

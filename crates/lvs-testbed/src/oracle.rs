@@ -110,8 +110,8 @@ pub fn parts(ip: &[u8]) -> Option<Parts> {
     })
 }
 
-/// Whether the checksum of an IPv4 header is correct, regardless of the length field; true for
-/// IPv6.
+/// Whether the checksum of an IPv4 header is correct, regardless of the total length field; true
+/// for IPv6.
 pub fn header_is_right(ip: &[u8]) -> bool {
     let len = usize::from(ip.first().map_or(0, |byte| byte & 15)) * 4;
     ip.first().is_some_and(|byte| byte >> 4 == 6)

@@ -18,8 +18,8 @@ use crate::{Control, Instant, Pool, Server, ServerId};
 
 /// Factor for all weights while a server of the service is in a slow start.
 const FINER: i32 = 10;
-/// Weights above this value are not multiplied: a tenth of them is a whole number that is precise
-/// enough.
+/// If a weight is above this value, the weights of its service are not multiplied: a tenth of it is
+/// precise enough even if it is rounded down to a whole number.
 const FINE: i32 = 100_000;
 
 /// The servers of a service that accept connections, each with the time at which it began to accept

@@ -232,9 +232,15 @@ impl Control {
         Ok((template, entry.flags & TAKEN | flag::SYNC))
     }
 
-    /// Stores a received connection, and returns its index. Its timer fires after `left`, or after
-    /// its timeout if `left` is `None`. It replaces a connection to another server, except if it
-    /// has the flag `INACTIVE`: then it is ignored, and the result is `None`.
+    /// Stores a received connection, and returns its index. The connection's timer fires after its
+    /// timeout, or earlier after `left`.
+    ///
+    /// If the table has a connection with the same addresses and ports to another server, the
+    /// received connection replaces it. A received connection with the flag `INACTIVE` does not: it
+    /// is ignored, and the result is `None`.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] if the table is full.
     fn take_over_connection(
         &mut self,
         shard: &mut Shard,

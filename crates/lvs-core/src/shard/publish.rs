@@ -483,8 +483,8 @@ mod tests {
         }
     }
 
-    /// The numbers, among the first 64 packets of a connection, of those after which its offload is
-    /// due.
+    /// Opens a connection with 64 packets, and returns the numbers (from 1) of the packets after
+    /// which its offload is due.
     fn due(protocol: Protocol, forwarding: Forwarding, first: u8) -> alloc::vec::Vec<u32> {
         let mut director = director(protocol, forwarding);
         (1..=64)

@@ -1,5 +1,6 @@
-//! Features that the kernel's IPVS does not have, and that are off by default: `on_server_down`,
-//! slow starts, the scheduler `ewma`, the modern profile.
+//! Features that the kernel's IPVS does not have: `on_server_down`, slow starts, the scheduler
+//! `ewma`, response times, unanswered connection attempts and suspicious servers, the modern
+//! profile.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -135,7 +135,7 @@ impl AfPacket {
             Ok(()) => {
                 tracing::warn!(
                     interface = self.interface,
-                    "the kernel's ring for received frames is stuck since a frame without a virtio header arrived, such as a virtual machine's UDP super-packet (virtio's guest_ufo and host_ufo): frames are received by system calls from now on, which is slower, until the dataplane is restarted"
+                    "the kernel's ring for received frames is stuck: the dataplane now receives frames by system calls, which is slower. A frame without a virtio header has caused this, such as a virtual machine's UDP super-packet. To do: disable guest_ufo and host_ufo of the virtual machines, and restart the dataplane"
                 );
                 true
             }

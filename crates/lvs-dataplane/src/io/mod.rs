@@ -21,9 +21,12 @@ pub const BATCH: usize = 64;
 /// on [`fd`](Self::fd).
 pub trait PacketIo: Send {
     /// Receives frames into the first items of `frames`. Returns the number of received frames; 0
-    /// if none is waiting. A backend with its own memory takes back the lent frames that are still
-    /// in `frames`. A caller that keeps a frame moves it out of `frames`, and drops it soon: a ring
-    /// stops at a slot that is in use.
+    /// if none is waiting.
+    ///
+    /// A backend with its own memory, such as a ring, returns frames that stay in slots of this
+    /// memory. The next call replaces frames that are still in `frames`, which frees their slots. A
+    /// caller that keeps a frame moves it out of `frames`, and drops it soon: a ring stops at a
+    /// slot that is in use.
     ///
     /// # Errors
     /// Only errors of the whole attachment: `NetworkDown` if the interface is down, `NotFound` if

@@ -1,8 +1,9 @@
 //! The seccomp filter that selects the system calls to report to the supervisor.
 //!
 //! The filter can read the arguments of a call, but not the memory of the program. It therefore
-//! selects calls by descriptor numbers: the supervisor gives the sockets of generic netlink high
-//! numbers.
+//! selects calls that send or receive by their descriptor numbers: the supervisor gives the sockets
+//! of generic netlink high numbers. It selects `socket` by family and protocol, and `getsockopt`
+//! and `setsockopt` by level and option.
 
 use std::ops::Range;
 

@@ -134,7 +134,8 @@ impl Caller {
         Look(self.thread)
     }
 
-    /// Opens the caller's memory; `None` if the thread has exited.
+    /// Opens the caller's memory; `None` if it cannot be opened, or if the thread no longer waits
+    /// for `call`.
     pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
         let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
         // If the caller still waits for this call, the file is its memory, and not that of a later

@@ -62,7 +62,8 @@ pub(super) struct Supervisor {
     /// For each program, by device and inode: whether it uses libnl.
     programs: Mutex<HashMap<(u64, u64), bool>>,
     threads: AtomicUsize,
-    /// Whether a limit of the supervisor was logged, which is done once.
+    /// Whether the supervisor has logged that it reached a limit (namespaces or descriptors). It
+    /// logs only the first such event.
     has_complained: AtomicBool,
     /// The number of the only thread that receives calls: the kernel would wake all threads that
     /// wait for a call.

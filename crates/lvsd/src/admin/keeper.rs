@@ -187,7 +187,8 @@ pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
         }
     }
     Err(io::Error::other(format!(
-        "the maximum of {ASIDE_MAX} damaged files is reached; remove those that you do not need"
+        "the maximum of {ASIDE_MAX} damaged files is reached; remove those that you do not need: {}*",
+        path.with_extension("json.broken").display()
     )))
 }
 

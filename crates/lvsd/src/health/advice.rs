@@ -1,4 +1,5 @@
-//! Advice in the answer of a server to a successful check: the weight that the server requests.
+//! Advice in the answer of a server to a successful check: the weight that the server requests, and
+//! whether it refuses new connections.
 
 /// A weight that a server requests for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

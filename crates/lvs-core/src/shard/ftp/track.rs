@@ -421,7 +421,9 @@ impl Track {
             && tcp.acknowledgement == self.last.end
     }
 
-    /// Restarts the tracking from the ignored SYN and from the SYN+ACK of `from`.
+    /// Restarts the tracking for a new connection: the SYN that was ignored before (`last`) has
+    /// begun it, and `from` has answered this SYN with a SYN+ACK. The stream of `from` is empty
+    /// until its SYN+ACK is examined.
     fn begin_again(&mut self, from: From) {
         self.last.challenge = false;
         let last = self.last;
