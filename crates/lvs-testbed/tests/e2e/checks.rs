@@ -531,9 +531,10 @@ fn server_that_clients_cannot_use_is_suspicious_until_repaired() -> Result<()> {
     let mut options = SiteOptions::with_servers("suspect", Forward::Nat, 2);
     options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
+    // A scheduler that prefers servers with few connections would avoid the broken one.
     let servers_of_file = [0, 1].map(|index| format!("\"{}:80\"", site.real_address(index)));
     let text = format!(
-        "[[service]]\nname = \"web\"\naddress = \"{}\"\nforward = \"nat\"\nservers = [{}]\n\
+        "[[service]]\nname = \"web\"\naddress = \"{}\"\nforward = \"nat\"\nscheduler = \"rr\"\nservers = [{}]\n\
          check = {{ type = \"http\", path = \"/s/1\", interval = \"500ms\", timeout = \"1s\" }}\n",
         site.service(80),
         servers_of_file.join(", ")
