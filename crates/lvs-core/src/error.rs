@@ -32,7 +32,8 @@ pub enum Error {
     /// The address family of the server differs from its service's, and the server uses no tunnel,
     /// or a synchronisation daemon is running (EINVAL).
     FamilyMismatch,
-    /// The protocol of the service is not TCP, UDP or SCTP (EINVAL).
+    /// The address family of the server differs from its service's, and the server uses no tunnel,
+    /// or a synchronisation daemon is running or to be started (EINVAL).
     Protocol,
     /// A firewall mark of 0 (EINVAL).
     ZeroMark,

@@ -99,7 +99,7 @@ calls! {
         "timeouts.get" TimeoutsGet {},
         /// Read one sysctl, or all. Answer: items [`Sysctl`], then [`ListEnd`](super::ListEnd).
         "sysctl.get" SysctlGet {
-            /// The kernel's name without a prefix: `conn_reuse_mode`.
+            /// The kernel's name without a prefix, such as `conn_reuse_mode`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             name: Option<String>,
         },
@@ -138,8 +138,9 @@ calls! {
         "filter.list" FilterList {},
         /// Report the local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
-        /// Report the host that forwarded the latest reply of a server to a through-VIP check,
-        /// although the server should have sent the reply directly to the director. Answer:
+        /// Report the host that forwarded a server's reply to a through-VIP check, although the
+        /// server should have sent the reply directly to the director. Only the latest forwarded
+        /// reply is reported, even if later replies arrived directly. Answer:
         /// [`ReturnPath`](super::ReturnPath).
         "server.return_path" ServerReturnPath {
             /// IP address of the server.

@@ -181,7 +181,8 @@ pub struct Unpinned {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReturnPath {
-    /// The host that forwarded the latest reply; absent if none was forwarded.
+    /// The host that forwarded the latest indirect reply, even if later replies arrived directly.
+    /// Absent if no reply was forwarded, or if the interface of the reply was removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forwarder: Option<Forwarder>,
 }
@@ -206,7 +207,7 @@ pub struct Forwarder {
 pub struct Hello {
     /// The [`VERSION`] of the protocol that the dataplane uses.
     pub version: u32,
-    /// Name and version of the dataplane: `lvs-dataplane 0.1.0`.
+    /// Name and version of the dataplane, such as `lvs-dataplane 0.1.0`.
     pub dataplane: String,
     /// Size of the connection table, as ipvsadm prints it (`size=4096`).
     pub table_size: u32,
@@ -440,8 +441,7 @@ pub struct SyncState {
     pub tables_beyond: u64,
 }
 
-/// Comparison of a peer's services and servers with those of this director. If they are equal, both
-/// directors choose the same server for a client.
+/// Comparison of a peer's services and servers with those of this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TablesInfo {
     /// The peer whose services and servers are compared.
@@ -465,7 +465,7 @@ pub enum TablesState {
     Unknown,
     /// The peer sends no digests of its services, because it runs an older version.
     Older,
-    /// Both directors choose the same servers for all clients.
+    /// The compared services and servers are equal.
     Alike,
     /// Services or servers differ, as they do for a moment after each change at one director.
     Differ,
@@ -555,14 +555,14 @@ pub struct AnnounceVip {
 /// Answer to [`Call::VipsAnnounce`](super::Call::VipsAnnounce).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcements {
-    /// The virtual addresses that are announced by routes now.
+    /// The virtual addresses that routes announce now or will announce.
     pub announced: Vec<AnnouncedVip>,
 }
 
 /// A virtual address, and the preference of its route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnnouncedVip {
-    /// The virtual address that is announced.
+    /// The virtual address to announce.
     pub address: core::net::IpAddr,
     /// Preference of the present route.
     pub standing: Standing,
@@ -783,7 +783,7 @@ pub struct InterfaceInfo {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NoXdp {
-    /// Stable code of the reason: `xdp_aggregation`.
+    /// Stable code of the reason: one of [`CODES`](Self::CODES).
     pub code: String,
     /// The reason as a text for operators.
     pub reason: String,
@@ -825,11 +825,12 @@ impl NoXdp {
 }
 
 /// A configured interface or address that does not exist or cannot be used yet: the dataplane uses
-/// it as soon as it can.
+/// it as soon as it can. In [`Info::local_clients`], a reason why programs on this host cannot
+/// reach services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Waiting {
-    /// Stable code of the condition: `interface_missing`.
+    /// Stable code of the condition: one of [`CODES`](Self::CODES).
     pub code: String,
     /// The condition as a text for operators.
     pub what: String,
@@ -977,7 +978,7 @@ pub struct ConnInfo {
     pub virt: SocketAddr,
     /// Real server's address and port.
     pub server: SocketAddr,
-    /// State with the kernel's name: `ESTABLISHED`.
+    /// State with the kernel's name, such as `ESTABLISHED`.
     pub state: String,
     /// Milliseconds until the entry expires.
     pub expires_ms: u64,
@@ -1160,8 +1161,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// Kinds of refusals. Those up to [`Running`](Self::Running) correspond to the error numbers that
-/// the kernel would return to `ipvsadm`.
+/// Kinds of refusals. The kinds up to [`Running`](Self::Running) correspond to the error numbers
+/// that the kernel would return to `ipvsadm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {

@@ -5,7 +5,7 @@ use crate::stats::{Counts, Stats};
 use crate::{Error, ServiceKey};
 
 impl Control {
-    /// Counters and rates, summed over all services.
+    /// Counters and rates of the whole director, removed services included.
     pub fn total_stats(&self) -> Stats {
         self.total.stats()
     }

@@ -110,7 +110,8 @@ impl Limiter {
     }
 
     /// Whether the service has fewer than `most` connections. The servers' connections are counted
-    /// only if necessary.
+    /// only if necessary, and at most every [`LOOK_AGAIN`]. Until then, an upper bound decides, so
+    /// the result may be `false` although connections have ended.
     fn has_room<'a>(
         &mut self,
         most: u32,

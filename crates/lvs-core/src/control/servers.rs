@@ -173,7 +173,7 @@ impl Control {
             .map(|entry| (entry.key, &entry.server))
     }
 
-    /// Number of record indexes: those of servers and of removed servers, and free ones.
+    /// Number of record indexes, in use or free.
     pub fn endpoint_places(&self) -> usize {
         self.records.len()
     }
@@ -195,8 +195,8 @@ impl Control {
         }
     }
 
-    /// Frees the records of removed servers to which no connection has referred for long enough
-    /// (`ip_vs_dest_trash_expire`).
+    /// Examines a portion of the records of removed servers, and frees the records to which no
+    /// connection has referred for long enough (`ip_vs_dest_trash_expire`).
     pub(super) fn empty_trash(&mut self, now: Instant) {
         let before = self.records.changes();
         self.next_trash = match self.records.empty_trash(now, TRASH_PORTION) {

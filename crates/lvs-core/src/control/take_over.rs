@@ -62,8 +62,8 @@ enum Refused {
 
 impl Control {
     /// Stores the entries of a message: connections in `shard`, templates in this `Control`. Does
-    /// nothing if no backup is running, if the message is too long, has a wrong length field or
-    /// another sync ID, or if `shard` belongs to another director.
+    /// nothing if no backup is running, if the message is too long or [`wire::parse`] refuses it,
+    /// or if `shard` belongs to another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
         if message.len() > backup.maxlen.into() || !self.owns(shard) {
@@ -464,7 +464,7 @@ impl Control {
 
 /// Removes a connection because the peer from which it is borrowed has removed it. Returns `false`,
 /// without a change, if no connection of this client to this server is borrowed from this peer, or
-/// if it controls other connections.
+/// if the connection controls other connections.
 fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let found = shard.find_from_client(&entry.key());
     let ends = |&index: &u32| {

@@ -219,8 +219,7 @@ impl Control {
     }
 }
 
-/// Number of windows of slots that are searched for a template to evict. The table has slots for an
-/// eighth more templates than connections, so a search may find only few evictable ones.
+/// Maximum number of windows of slots in which one search looks for a template to evict.
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {

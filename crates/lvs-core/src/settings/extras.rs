@@ -47,8 +47,8 @@ impl OnServerDown {
 pub struct Extras {
     /// Action on the connections of a server that is removed.
     pub on_server_down: OnServerDown,
-    /// Seconds in which a server that is added to a running service reaches its full share; 0 means
-    /// at once.
+    /// Seconds in which a server that begins to accept connections in a running service reaches its
+    /// full share; 0 means at once.
     pub slow_start: u32,
     /// Count consecutive new TCP connections that a server behind NAT does not answer
     /// ([`Server::unanswered`](crate::Server::unanswered)).

@@ -68,8 +68,8 @@ macro_rules! sysctls {
 }
 
 sysctls! {
-    /// Drop rate of `drop_packet` mode 3: of the packets that would open a connection, one in this
-    /// many is dropped. Default 10.
+    /// Drop rate of `drop_packet` mode 3: with n, every n-th packet that would open a connection is
+    /// dropped. Default 10.
     am_droprate: i32 = 10, NUMBER;
     /// Number of pages of free memory below which the automatic modes of the defences are active.
     /// They are also active while less than an eighth of the connection table is free. Default
@@ -89,8 +89,8 @@ sysctls! {
     conntrack: bool = false, SWITCH;
     /// Log level of the kernel's debug builds; stored without effect. Default 0.
     debug_level: i32 = 0, NUMBER;
-    /// Defence that removes half-open connections: 0 off, 1 and 2 automatic (see `amemthresh`), 3
-    /// always. Default 0.
+    /// Defence that removes half-open connections and some idle ones: 0 off, 1 and 2 automatic (see
+    /// `amemthresh`), 3 always. Default 0.
     drop_entry: i32 = 0, Within(0..=3);
     /// Defence that drops packets which would open connections: 0 off, 1 and 2 automatic (see
     /// `amemthresh`), 3 always. Default 0.

@@ -1,5 +1,5 @@
-//! Digests of services and of their servers, which peers compare. If they are equal, both directors
-//! choose the same server for a client.
+//! Digests of services and of their servers, which peers compare. If they are equal, a scheduler
+//! whose choice depends only on the client chooses the same server at both directors.
 //!
 //! ```text
 //! services  each: key 20 | choice 8 | ways 8
@@ -85,7 +85,7 @@ fn parse_key(bytes: &[u8; KEY_LEN]) -> Result<ServiceKey, Malformed> {
 /// The digest of a service and of its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceDigest {
-    /// Digest of everything on which the choice of a server depends.
+    /// Digest of the settings on which the choice of a server depends.
     pub choice: u64,
     /// Digest of the paths to the servers; 0 if a server is the director itself, because no other
     /// director has that path.
@@ -93,8 +93,8 @@ pub struct ServiceDigest {
 }
 
 impl ServiceDigest {
-    /// Whether two directors choose the same servers, and reach them by the same paths. If `ways`
-    /// is 0 at one of them, the paths count as equal.
+    /// Whether the settings on which the choice of a server depends are equal, and the paths to the
+    /// servers. If `ways` is 0 at one of the directors, the paths count as equal.
     pub const fn is_like(&self, other: &Self) -> bool {
         let unknown = self.ways == 0 || other.ways == 0;
         self.choice == other.choice && (unknown || self.ways == other.ways)

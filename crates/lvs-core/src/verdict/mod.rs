@@ -196,7 +196,8 @@ reasons! {
 }
 
 impl DropReason {
-    /// The reasons why a packet of a client opens no connection of its service.
+    /// The reasons for which a packet that would open a connection of a service is dropped or
+    /// refused.
     pub const REFUSALS: [Self; 9] = [
         Self::NoServer,
         Self::TableFull,

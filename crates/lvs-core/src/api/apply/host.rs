@@ -58,7 +58,7 @@ pub enum Need<'a> {
     Server(Forwarding),
     /// A rule to be added, which sets firewall marks.
     Mark(&'a MarkRule),
-    /// A local address for full NAT, to be added.
+    /// A local address that full NAT will use.
     Local(IpAddr),
     /// A virtual address for which the dataplane will answer ARP.
     Own(IpAddr),

@@ -57,8 +57,8 @@ impl ConnTable {
     }
 
     /// Adopts at most `budget` entries. `keep` translates the values of an entry that have another
-    /// meaning in this process, or rejects the entry, which is then removed. Returns `true` if
-    /// entries remain.
+    /// meaning in this process, or rejects the entry. A rejected entry is removed, and so is an
+    /// entry in a wrong bucket. Returns `true` if entries remain.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -162,7 +162,8 @@ impl ConnTable {
         }
     }
 
-    /// Adds the entries of the overflow to its index, in the order of their creation.
+    /// Adds the adopted entries of the overflow to its index, in the order of their creation, and
+    /// frees the other slots. Removes an entry if the index is full.
     fn adopt_overflow(&mut self, adoption: &mut Adoption) {
         self.forget_homes();
         let mut entries = core::mem::take(&mut adoption.overflow);

@@ -587,8 +587,8 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Writes all words except those of the deadline and of the wheel; the first word is written
-    /// last.
+    /// Writes the fields of `draft`, and resets the next hop and the other kind bits; the first
+    /// word is written last. The deadline, the tick in the wheel and the epoch stay.
     pub(super) fn write(self, draft: &Draft) {
         self.write_armed(draft, self.armed(), self.epoch());
     }

@@ -41,7 +41,7 @@ pub(super) struct Ask<'a> {
 enum Opened {
     /// A connection in the shard's table.
     Entry(u32),
-    /// A one-packet connection, with its template.
+    /// A one-packet connection, with its template, if any.
     Once(Draft, Option<(u32, Arc<Template>)>),
 }
 
