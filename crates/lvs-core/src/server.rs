@@ -15,7 +15,8 @@ use crate::{Error, Forwarding, Protocol, ServerConfig, ServerId};
 
 /// The server is in a service, and not removed (`IP_VS_DEST_CF_AVAILABLE`).
 const AVAILABLE: u8 = 0x1;
-/// The server has reached its upper threshold (`IP_VS_DEST_F_OVERLOAD`).
+/// The server has reached its upper threshold, and has not fallen below the lower threshold since
+/// (`IP_VS_DEST_F_OVERLOAD`).
 const OVERLOADED: u8 = 0x2;
 
 /// One real server in one service (the kernel's `ip_vs_dest`).

@@ -149,7 +149,7 @@ pub struct LocalPool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LocalInfo {
-    /// The addresses, in the order of their addition.
+    /// The addresses, in the order of the list that set them.
     pub addresses: Vec<LocalAddressInfo>,
     /// Whether NAT also translates the client's address if replies would otherwise bypass the
     /// director.
@@ -305,7 +305,7 @@ impl core::fmt::Display for Confinement {
 pub struct WorkerInfo {
     /// The worker's number, from 0.
     pub number: u32,
-    /// The processor to which the worker is bound.
+    /// The processor to which the worker is bound; absent if it is not bound.
     pub cpu: Option<u32>,
     /// Number of connections in this worker's part of the table.
     pub connections: u64,
@@ -386,10 +386,12 @@ impl SyncCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncState {
-    /// Whether this director has received the connections of its peers, or is configured not to
-    /// wait for them. Always true without peers. Once it is true, it stays true.
+    /// Whether this director no longer waits for connections of its peers: it has received them, a
+    /// peer was unreachable for too long, or the director is configured not to wait. Always true
+    /// without peers. Once it is true, it stays true.
     pub ready: bool,
-    /// The steps that remain until the director is ready; empty if there are none.
+    /// The first peer for which the director waits, and the step that remains; empty if the
+    /// director is ready.
     pub waits_for: String,
     /// Address that peers connect to; absent without peers.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -577,8 +579,9 @@ pub struct PeerInfo {
     /// Address at which the peer accepts connections.
     pub address: SocketAddr,
     /// `away` (the peer cannot be reached, or has closed the connection), `refused` (the handshake
-    /// or the protocol failed), `bulk` (full sync), `behind` (updates are missing), `silent` (no
-    /// comparison of the connections for four seconds) or `in step` (no update is missing).
+    /// or the protocol failed), `bulk` (full sync, or the first comparison after it), `behind`
+    /// (updates are missing), `silent` (no comparison of the connections for four seconds) or `in
+    /// step` (no update is missing).
     pub state: String,
     /// The reason why the peer is disconnected or refused; empty otherwise.
     #[serde(default)]
@@ -659,8 +662,8 @@ pub struct FastPathInfo {
     pub wanted: bool,
     /// Whether connections are forwarded by the kernel fast path.
     pub active: bool,
-    /// Attachment method of the eBPF programs of the kernel fast path, if the fast path was
-    /// opened: `tcx` or `clsact`.
+    /// Attachment method of the tc programs of the kernel fast path, if the fast path was opened:
+    /// `tcx` or `clsact`.
     pub attached_by: String,
     /// The reason why the kernel fast path forwards no packets although it is configured; empty
     /// otherwise.
@@ -922,7 +925,8 @@ pub struct ServerInfo {
     pub inactive: u32,
     /// Number of persistence templates of the server.
     pub persistent: u32,
-    /// Whether the server has reached its upper threshold.
+    /// Whether the server has reached its upper threshold, and has not fallen below the lower
+    /// threshold since.
     pub overloaded: bool,
     /// The server's weight before it became 0; absent if the weight is not 0, or the scheduler does
     /// not use this value.
