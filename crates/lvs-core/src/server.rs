@@ -369,7 +369,7 @@ impl Server {
             .unsigned_abs()
     }
 
-    /// Number of all connections; persistence templates do not count.
+    /// Number of connections; persistence templates and connections of health checks do not count.
     #[inline]
     pub fn total(&self) -> u32 {
         self.total.load(Relaxed).max(0).unsigned_abs()

@@ -133,8 +133,8 @@ calls! {
         /// [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
         "mark.list" MarkList {},
         /// List the source filters that are in use. Answer: items
-        /// [`FilterItem`](super::FilterItem), those of the director's filter first, and several
-        /// items for a long filter; then [`ListEnd`](super::ListEnd).
+        /// [`FilterItem`](super::FilterItem), the director's filter first, with several items for a
+        /// long filter; then [`ListEnd`](super::ListEnd).
         "filter.list" FilterList {},
         /// Report the local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
@@ -211,7 +211,7 @@ calls! {
         /// Zero the counters of one service and its servers, or all counters. Answer:
         /// [`Done`](super::Done).
         "service.zero" ServiceZero {
-            /// The service whose counters are zeroed, and those of its servers; absent for all
+            /// The service; its counters and the counters of its servers are zeroed. Absent for all
             /// counters.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             service: Option<ServiceId>,

@@ -257,7 +257,7 @@ pub struct Info {
     /// Next hops that do not answer ARP or neighbour discovery, at most 64.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
-    /// Paths to servers whose MTU was too small for some requests.
+    /// Paths to servers whose MTU was too small for some requests, for a limited number of servers.
     pub too_big: Vec<TooBig>,
     /// Virtual ports that the FTP helper inspects; empty without the helper.
     pub ftp_ports: Vec<u16>,
@@ -355,7 +355,7 @@ pub struct SyncCounts {
     pub too_long: u64,
     /// Number of messages that were damaged as a whole or in part.
     pub malformed: u64,
-    /// Number of messages with another syncid than that of the backup.
+    /// Number of messages whose sync ID differs from the sync ID of the backup.
     pub other_id: u64,
     /// Number of received connections and templates that were ignored because their content is
     /// invalid or contradictory.

@@ -33,12 +33,13 @@ impl Control {
     }
 
     /// Takes over the connections of a previous process from at most `budget` slots; call it until
-    /// it returns false. State, timeout and deadline are unchanged. A connection is bound to the
-    /// server with its address in its service. Without such a server it stays unbound, like a
-    /// connection that was received by synchronisation. Templates and connections that have ended
-    /// are not inherited. A connection of full NAT is kept if `local` returns its local address and
-    /// port, and otherwise removed, because other uses of its local port are unknown. The arguments
-    /// of `local` are the number of the slot, the protocol and the server.
+    /// it returns false. State, timeout and deadline are unchanged. A connection is bound to its
+    /// server if its service still has this server, with the same forwarding method. Otherwise the
+    /// connection stays unbound, like a connection that was received by synchronisation before its
+    /// server was added. Templates and connections that have ended are not inherited. A connection
+    /// of full NAT is kept if `local` returns its local address and port, and otherwise removed,
+    /// because other uses of its local port are unknown. The arguments of `local` are the number of
+    /// the slot, the protocol and the server.
     pub fn adopt(
         &self,
         shard: &mut Shard,

@@ -26,9 +26,9 @@ pub struct Explanation {
     /// The packet's mark; 0 for none.
     pub mark: u32,
     /// The reason for the mark, as text: the rule that sets the mark, drops the packet or passes
-    /// the packet to the host, or the statement that the request contains the mark. If no rule
-    /// applies, the text names the rules that would apply on their interface; it is empty if there
-    /// are none.
+    /// the packet to the host, or the statement that the request contains the mark. If the request
+    /// names no interface, the text also names the earlier rules that would apply on their
+    /// interface. Empty if no rule is named.
     pub mark_why: String,
     /// The service that the packet matches, such as `TCP 192.0.2.1:80`.
     pub service: Option<String>,

@@ -154,8 +154,9 @@ impl Control {
         self.next_trash.is_some()
     }
 
-    /// Every server that is configured or still has connections, with its present or former
-    /// service: all servers that may still send or receive packets.
+    /// Every server that is configured or that connections, templates or schedulers still refer to,
+    /// with its present or former service. These are all servers that may still send or receive
+    /// packets.
     pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
         self.endpoints_in(0..self.endpoint_places())
     }

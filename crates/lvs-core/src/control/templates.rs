@@ -223,9 +223,9 @@ impl Control {
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
-    /// Evicts a persistence template if the table is full and eviction is enabled. Templates
-    /// without connections can be evicted: of the candidates found, first one whose clients never
-    /// established a connection, then the one that would expire first.
+    /// Evicts a persistence template if the table is full, eviction is enabled, and a template
+    /// without connections is found. Of the candidates found, a template whose clients never
+    /// established a connection is preferred, then the template that would expire first.
     pub(crate) fn make_template_room(&mut self) {
         let table = &self.templates.table;
         if !self.settings.evicts || table.len() < table.capacity() {

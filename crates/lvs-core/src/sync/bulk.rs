@@ -1,6 +1,6 @@
 //! Messages of the replication between peers, which IPVS does not have: each connection with its
-//! remaining time, the removal of connections, and digests of all connections, which reveal a lost
-//! update.
+//! remaining time, the removal of connections, and digests of the sender's connections, which
+//! reveal a lost update.
 //!
 //! ```text
 //! item     kind 1 | 0 | length 2 | milliseconds left 4 | a connection as in a message of version 1

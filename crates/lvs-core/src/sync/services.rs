@@ -21,7 +21,7 @@ use crate::conn::sip13;
 use crate::service::ServiceKeyOrd;
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
-/// Maximum number of services whose digests are sent: those with the lowest keys.
+/// Maximum number of services whose digests are sent: the services with the lowest keys.
 pub const SERVICES_MAX: usize = 1 << 16;
 /// Length in bytes of a service's key and digest.
 pub const SERVICE_LEN: usize = KEY_LEN + 16;
@@ -173,7 +173,7 @@ impl ServiceDigests {
         Ok(Self(all))
     }
 
-    /// The services whose digests differ from those of a peer.
+    /// The services whose digests differ from the peer's.
     pub fn compare<'a>(&'a self, theirs: &'a Self) -> impl Iterator<Item = Differs> + 'a {
         let ours = self.0.iter().filter_map(|(key, digest)| {
             let other = theirs.0.get(key);

@@ -29,7 +29,7 @@ pub struct Adoption {
 
 impl Adoption {
     /// Sets the difference: clock of the previous process minus clock of this process. Deadlines in
-    /// the table refer to the former.
+    /// the table refer to the clock of the previous process.
     #[must_use]
     pub const fn of_a_clock_ahead(mut self, by: Duration) -> Self {
         self.ahead = by;
