@@ -162,7 +162,8 @@ impl Director {
         self.shard.take_sync_message(now)
     }
 
-    /// Runs all timers that are due at `now`. Returns `now`, or the previous time if that is later.
+    /// Removes the connections that have ended, and runs all timers that are due at `now`. Returns
+    /// `now`, or the previous time if that is later.
     pub fn advance(&mut self, now: Instant) -> Instant {
         self.shard.reap();
         self.follow(now)

@@ -25,8 +25,8 @@ pub struct NumberedCall {
 /// Generates three things from one list: the calls, their names in the protocol, and their access
 /// rights.
 ///
-/// Each client that can connect may make the calls under `reads`. Those under `writes` and
-/// `changes` need write access; those under `changes` can also be part of an `apply`.
+/// Each client that can connect may make the calls under `reads`. The calls under `writes` and
+/// `changes` need write access; the calls under `changes` can also be part of an `apply`.
 macro_rules! calls {
     (
         reads { $($(#[$read_doc:meta])* $read_name:literal $read:ident $read_body:tt,)* }

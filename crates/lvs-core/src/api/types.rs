@@ -991,7 +991,8 @@ pub struct ConnInfo {
     /// Whether the entry is a persistence template.
     #[serde(default)]
     pub template: bool,
-    /// Whether the entry arrived in a synchronisation message.
+    /// Whether the entry was received from another director: in a synchronisation message or an
+    /// update of a peer.
     #[serde(default)]
     pub synced: bool,
     /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).

@@ -2,7 +2,7 @@
 
 /// Mask of the forwarding method.
 pub(crate) const METHOD: u32 = 0x0007;
-/// A synchronisation message created the entry.
+/// A synchronisation message or an update of a peer created the entry.
 pub(crate) const SYNC: u32 = 0x0020;
 /// The server's replies do not pass through the director: the forwarding method does not translate
 /// addresses, and no packet from the server has arrived.

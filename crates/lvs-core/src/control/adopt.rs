@@ -86,7 +86,8 @@ impl Control {
         no_room
     }
 
-    /// Binds an adopted connection to its server; `false` if the connection must be removed.
+    /// Binds an adopted connection to its server, if there still is one; `false` if the connection
+    /// must be removed.
     fn keeps(&self, entry: Entry<'_>) -> bool {
         if !is_kept(entry.flags()) {
             return false;
@@ -99,8 +100,8 @@ impl Control {
         true
     }
 
-    /// The server of an adopted connection; `None` if it does not exist any more, or if its
-    /// forwarding method has changed.
+    /// The server of an adopted connection; `None` if the service no longer has this server, or has
+    /// it with another forwarding method.
     fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
         let server = self.find_server(&draft.key, draft.server_addr, draft.mark, draft.flags);
         // With another forwarding method, the connection's packets would be sent in another form

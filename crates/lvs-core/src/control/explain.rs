@@ -42,7 +42,8 @@ pub struct Explanation {
     pub template_why: String,
     /// Name of the service's scheduler.
     pub scheduler: String,
-    /// The slot of the scheduler's hash table that the packet selects; `None` without such a table.
+    /// The slot of the scheduler's hash table that the packet selects. `None` without such a table,
+    /// without a service, or if the packet belongs to a connection.
     pub slot: Option<HashSlot>,
     /// The service's servers, in the kernel's order.
     pub candidates: Vec<Candidate>,

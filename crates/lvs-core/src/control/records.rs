@@ -232,7 +232,8 @@ impl Records {
         }
     }
 
-    /// Whether the record of a removed server has been without connections for long enough.
+    /// Whether the record of a removed server has been without connections for long enough. The
+    /// time starts at the first call without connections.
     fn is_to_be_freed(&mut self, place: u32, now: Instant) -> bool {
         let Some(entry) = self.get_mut(ServerId(place)) else {
             return false;

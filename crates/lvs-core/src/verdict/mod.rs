@@ -62,7 +62,7 @@ pub struct Forward {
     /// The connection; `None` for a one-packet connection that has already ended.
     pub conn: Option<ConnId>,
     /// The real server; `None` if the connection has no server (bypass, or received by
-    /// synchronisation).
+    /// synchronisation for a server that is not configured).
     pub server: Option<ServerId>,
     /// NAT, full NAT, direct routing, tunnel, local or bypass.
     pub method: Forwarding,

@@ -295,7 +295,7 @@ impl ConnTable {
     }
 
     /// Inserts an entry, as the newest of its equal entries, and starts its timer; `None`, without
-    /// a change, if the table is full.
+    /// a change, if the table is full or no slot is free for the entry.
     pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
         if self.len >= self.capacity {
             return None;
