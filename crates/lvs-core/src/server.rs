@@ -276,7 +276,7 @@ impl Server {
     }
 
     /// Share of new connections; a server with 0 gets none. During a slow start of a server of the
-    /// service, this differs from the configured weight ([`config`](Self::config)).
+    /// service, this may differ from the configured weight ([`config`](Self::config)).
     #[inline]
     pub fn weight(&self) -> i32 {
         self.weight.load(Relaxed)

@@ -138,7 +138,11 @@ impl Control {
         results
     }
 
-    /// Stores a peer's connection or template; `false` if this director owns the connection.
+    /// Stores a peer's connection or template; `false` if this director stays the owner of the
+    /// connection.
+    ///
+    /// # Errors
+    /// The content is invalid, or the table is full.
     fn hear_of(
         &mut self,
         shard: &mut Shard,

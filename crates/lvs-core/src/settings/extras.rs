@@ -13,7 +13,7 @@ pub enum OnServerDown {
     /// the connection expires; with the sysctl `expire_nodest_conn`, connections are removed.
     #[default]
     Kernel = 0,
-    /// The director sends a TCP reset to client and server at once
+    /// The director sends TCP resets to client and server, without waiting for a packet
     /// ([`Shard::end_down`](crate::Shard::end_down)). For other protocols, the next packet is
     /// refused (ICMP port unreachable), and the packet after it opens a new connection.
     Reset = 1,
