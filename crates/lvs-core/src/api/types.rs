@@ -398,8 +398,8 @@ pub struct SyncState {
     pub listen: Option<SocketAddr>,
     /// The configured peer directors.
     pub peers: Vec<PeerInfo>,
-    /// Number of connections that this director owns and replicates: those whose packets arrive at
-    /// this director.
+    /// Number of connections that this director owns and replicates, because their packets arrive
+    /// at this director.
     pub replicated: u64,
     /// Number of items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,

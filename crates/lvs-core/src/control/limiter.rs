@@ -29,8 +29,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Limiter {
     rate: Meter,
     sources: Vec<Source>,
-    /// Number of connections when they were last counted, plus those opened since: at least the
-    /// real number.
+    /// Number of connections when they were last counted, plus the connections opened since: at
+    /// least the real number.
     connections: u64,
     looked: Option<Instant>,
 }

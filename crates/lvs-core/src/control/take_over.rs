@@ -333,8 +333,8 @@ impl Control {
         Ok(Some(index))
     }
 
-    /// Binds the received connection to which a client's packet with this tuple belongs to its
-    /// server, if the server was added only after the connection was received. The next packet of
+    /// Looks up the received connection of a client's packet with this tuple, and binds it to its
+    /// server if the server was added only after the connection was received. The next packet of
     /// the connection is then forwarded.
     pub fn bind_unbound(&mut self, shard: &mut Shard, tuple: &Tuple) {
         if !self.owns(shard) {

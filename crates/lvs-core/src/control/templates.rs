@@ -49,8 +49,8 @@ impl Control {
     }
 
     /// Removes a template whose timer has expired (`ip_vs_conn_expire`). A template that still has
-    /// connections stays for another 60 s, and a synchronisation message about it is queued if one
-    /// is due.
+    /// connections stays, with a timeout of 60 s from now on, and a synchronisation message about
+    /// it is queued if one is due.
     pub(super) fn expire_template(&mut self, index: u32, shard: Option<&mut Shard>) {
         let template = self.templates.get(index);
         if template.controlled.load(Relaxed) == 0 {

@@ -64,8 +64,9 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// Services that were added, edited or deleted themselves, or whose servers were. Services that
-    /// a flush deleted are not included ([`flushed`](Self::flushed)).
+    /// Services that were added, edited or deleted, and services of which a server was added,
+    /// edited or deleted. Services that a flush deleted are not included
+    /// ([`flushed`](Self::flushed)).
     pub fn services(&self) -> impl ExactSizeIterator<Item = ServiceKey> + '_ {
         self.services.iter().map(|&key| key.into())
     }

@@ -44,8 +44,8 @@ impl ConnTable {
         self.find_client(key, 0, kind::TEMPLATE, &Ahead::NONE)
     }
 
-    /// The newest entry with this client address and `port`, and with exactly these [kind
-    /// bits](super::slot::kind).
+    /// The newest entry with this client address, `port`, virtual address and protocol, and with
+    /// exactly these [kind bits](super::slot::kind).
     #[inline]
     fn find_client(&self, key: &Key, port: u16, kinds: u64, ahead: &Ahead) -> Option<u32> {
         let (IpAddr::V4(client), IpAddr::V4(virt)) = (key.client.ip(), key.virt.ip()) else {
