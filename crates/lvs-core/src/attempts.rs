@@ -1,5 +1,5 @@
-//! Counts of the connections that clients opened to a server, and of those that the server never
-//! answered.
+//! Counts of the connections that clients opened to a server, and of the connections that the
+//! server never answered.
 //!
 //! A server can pass its health check while its clients get no answer: because the virtual address
 //! is missing on its loopback interface, because its default gateway is another host, or because a

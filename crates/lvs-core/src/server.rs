@@ -28,7 +28,7 @@ const OVERLOADED: u8 = 0x2;
 pub struct Server {
     id: ServerId,
     addr: SocketAddr,
-    /// The weight that schedulers use: the configured weight, or a part of it during a slow start.
+    /// The weight that schedulers use: the configured weight, or another value during a slow start.
     weight: AtomicI32,
     last_weight: AtomicI32,
     configured_weight: AtomicI32,

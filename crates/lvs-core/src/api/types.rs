@@ -943,7 +943,7 @@ pub struct ServerInfo {
     /// absent if the service does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
-    /// TCP connections that clients opened to the server; absent if there were none.
+    /// Connections that clients opened to the server; absent if there were none.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
     /// Counters of the server.

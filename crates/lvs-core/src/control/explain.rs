@@ -304,7 +304,7 @@ impl Control {
 struct Forecast {
     /// The chosen server; `None` if the packet would be sent to its own destination.
     server: Option<SocketAddr>,
-    /// The rule that chooses the server; [`By::Template`] contains whether the template already
+    /// The step that chooses the server; [`By::Template`] contains whether the template already
     /// exists.
     by: By<bool>,
 }

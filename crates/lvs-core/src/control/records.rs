@@ -208,8 +208,9 @@ impl Records {
         }
     }
 
-    /// Examines up to `count` records of removed servers, and frees those that have been without
-    /// references for long enough (`ip_vs_dest_trash_expire`). The next call continues after them.
+    /// Examines up to `count` records of removed servers, and frees a record that has been without
+    /// references for long enough (`ip_vs_dest_trash_expire`). The next call continues after the
+    /// examined records.
     pub(crate) fn empty_trash(&mut self, now: Instant, count: usize) -> Trash {
         let from = self.looked_at.map_or(Bound::Unbounded, Bound::Excluded);
         let portion = self.trash.range((from, Bound::Unbounded)).take(count);

@@ -353,7 +353,8 @@ impl Control {
         }
     }
 
-    /// Binds a connection that was received before its server was added (`ip_vs_try_bind_dest`).
+    /// Binds a connection that was received before its server was added, if the server exists now
+    /// (`ip_vs_try_bind_dest`).
     fn bind_late(&mut self, shard: &mut Shard, index: u32) {
         let slot = shard.conn(index);
         let Draft {

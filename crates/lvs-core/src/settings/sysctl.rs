@@ -96,7 +96,7 @@ sysctls! {
     /// `amemthresh`), 3 always. Default 0.
     drop_packet: i32 = 0, Within(0..=3);
     /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Only an empty list has an
-    /// effect here: it stops the estimation, as `run_estimation` does. Default 0.
+    /// effect here: it stops the estimation, as `run_estimation` 0 does. Default 0.
     est_cpulist: String = "0".into(), CPU_LIST;
     /// Nice value of the kernel's estimator threads; stored without effect. Default 0.
     est_nice: i32 = 0, Within(-20..=19);

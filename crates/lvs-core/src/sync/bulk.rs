@@ -345,7 +345,8 @@ impl Identity {
     }
 }
 
-/// Digests of the connections that a shard owns or has borrowed, and its outgoing updates.
+/// Digests of the connections that a shard owns or has borrowed, and the outgoing updates of the
+/// shard.
 #[derive(Debug)]
 pub(crate) struct Replicas {
     keys: [u64; 2],

@@ -346,7 +346,8 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// If no entry has this client, records that the address and port do not belong to a client.
+    /// If it is certain that no entry has this client, records that the address and port do not
+    /// belong to a client.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
@@ -356,8 +357,8 @@ impl ConnTable {
         }
     }
 
-    /// Records that `source` is not a client, if no entry has it as its client and `ahead` was
-    /// prepared for it. Does nothing for IPv6.
+    /// Records that `source` is not a client. Does nothing if an entry may have `source` as its
+    /// client, if `ahead` was not prepared for `source`, or for IPv6.
     #[inline]
     pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
