@@ -124,7 +124,7 @@ impl Director {
 
     /// Removes at once the connection of the client's packets with this tuple. An embedding program
     /// that has both sockets of the connection, such as a proxy, calls this when it closes them.
-    /// Returns `false`, without a change, if there is no such connection, or if it controls other
+    /// Returns `false` if there is no such connection, or if the connection controls other
     /// connections.
     ///
     /// ```

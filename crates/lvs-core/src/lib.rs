@@ -154,7 +154,7 @@ pub mod ftp {
 pub mod full_nat {
     pub use crate::shard::{LocalAddress, worker_of};
 }
-/// Connections that the kernel fast path forwards, and the offload of connections.
+/// Types for the offload of connections to the kernel fast path.
 pub mod offload {
     pub use crate::shard::{LocalChange, LocalEnd, Offer, OffloadState, Unpublished};
 }

@@ -173,8 +173,8 @@ impl Server {
         self.changed();
     }
 
-    /// Resets `last_weight`, before a server is added, also if the record of a removed server is
-    /// used again.
+    /// Sets the last weight to the present weight, before a server is added, also if the record of
+    /// a removed server is used again.
     pub(crate) fn reset_last_weight(&self) {
         self.last_weight.store(self.weight(), Relaxed);
     }
@@ -414,8 +414,9 @@ impl Server {
         self.changed();
     }
 
-    /// Subtracts a connection from the counts (`ip_vs_unbind_dest`) and clears the overload flag
-    /// below the lower threshold.
+    /// Subtracts a connection from the counts (`ip_vs_unbind_dest`), and clears the overload flag
+    /// below the lower threshold. The connection of a health check is not in the counts: the record
+    /// may then be freed.
     pub(crate) fn unbind(&self, flags: u32) {
         if flags & flag::PROBE != 0 {
             self.held.fetch_sub(1, Relaxed);
@@ -431,7 +432,8 @@ impl Server {
         self.changed();
     }
 
-    /// Counts a connection with these flags that enters or leaves an active state.
+    /// Counts a connection with these flags that enters or leaves an active state; connections of
+    /// health checks are not counted.
     pub(crate) fn set_active(&self, active: bool, flags: u32) {
         if flags & flag::PROBE != 0 {
             return;

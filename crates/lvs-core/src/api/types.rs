@@ -115,8 +115,8 @@ pub struct ServiceSpec {
     pub service: ServiceId,
     /// Settings of the service.
     pub config: ServiceConfig,
-    /// Owner of the service: absent for a manually added service, `lvsd` for a service from the
-    /// configuration file of `lvsd`.
+    /// Owner of the service, such as `lvsd` for a service from the configuration file of `lvsd`;
+    /// absent for a manually added service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
 }

@@ -31,8 +31,8 @@ impl Control {
         self.total.add(counts);
     }
 
-    /// Zeroes the counters that listings show: those of one service and its servers, or all
-    /// (`ip_vs_zero_service`, `ip_vs_zero_all`).
+    /// Zeroes the counters that listings show: the counters of one service and its servers, or all
+    /// counters (`ip_vs_zero_service`, `ip_vs_zero_all`).
     ///
     /// # Errors
     /// [`Error::NoService`].

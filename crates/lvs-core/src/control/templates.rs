@@ -31,8 +31,8 @@ impl Control {
         }
     }
 
-    /// Handles the templates that are due in the present tick of their table; returns whether there
-    /// were any.
+    /// Handles due templates of the present tick of their table, all or a portion of them; returns
+    /// whether there were any.
     pub(super) fn expire_due_templates(
         &mut self,
         shard: &mut Shard,

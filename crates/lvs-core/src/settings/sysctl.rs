@@ -140,7 +140,8 @@ sysctls! {
     /// Maximum number of messages in the queue of each port of a master. Default 16384 (the
     /// kernel's depends on its memory).
     sync_qlen_max: i32 = 16_384, NUMBER;
-    /// Interval in seconds at which a connection is synchronised; 0 means that `sync_threshold`
+    /// Difference in seconds, between the end of a connection's timer and the end that was sent
+    /// last, at which the connection is synchronised again; 0 means that only `sync_threshold`
     /// applies. Default 0.
     sync_refresh_period: u32 = 0, POSITIVE;
     /// Number of repeated messages about a refreshed connection, 0 to 3. Default 0.

@@ -92,7 +92,7 @@ impl ConnTable {
     }
 
     /// Adds an entry of another table, as the newest of its equal entries, with its deadline;
-    /// `None` if no slot is free.
+    /// `None` if the table has no room for the entry.
     pub(crate) fn move_in(&mut self, draft: &Draft, expires: Instant, now: Instant) -> Option<u32> {
         let handle = self.insert(draft, now)?;
         self.restart_until(handle, expires);

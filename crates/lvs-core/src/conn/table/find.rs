@@ -379,8 +379,9 @@ impl ConnTable {
         }
     }
 
-    /// Prefetches: calls `load` with the words that a look-up of a packet between these two
-    /// addresses will read, with either address as the client. [`aim`](Self::aim) continues.
+    /// Prefetches: calls `load` with the first words that a look-up of a packet between these two
+    /// addresses reads. Either address may be the client, unless it is known not to be one.
+    /// [`aim`](Self::aim) continues.
     #[inline]
     pub(crate) fn ahead(
         &self,

@@ -243,7 +243,8 @@ impl Wheel {
         Some(start_of(tick + 1))
     }
 
-    /// The next tick with work: a bucket with records, or a portion to distribute.
+    /// The next tick at which the wheel has work: it reaches a bucket with records, or must
+    /// distribute a portion, a page or a book. Without work, the start of the next page.
     fn next_stop(&self) -> u64 {
         let page = self.tick >> PAGE_BITS;
         let tick = self.next_occupied(0, TICKS, self.tick, (page + 2) << PAGE_BITS);
