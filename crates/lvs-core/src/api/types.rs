@@ -786,7 +786,7 @@ pub struct InterfaceInfo {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NoXdp {
-    /// Stable code of the reason: one of [`CODES`](Self::CODES).
+    /// Stable code of the reason: one of [`NoXdp::CODES`].
     pub code: String,
     /// The reason as a text for operators.
     pub reason: String,
@@ -833,7 +833,7 @@ impl NoXdp {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Waiting {
-    /// Stable code of the condition: one of [`CODES`](Self::CODES).
+    /// Stable code of the condition: one of [`Waiting::CODES`].
     pub code: String,
     /// The condition as a text for operators.
     pub what: String,
