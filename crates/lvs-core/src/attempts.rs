@@ -1,5 +1,5 @@
-//! Counts of the connections that clients opened to a server, and of those that the server never
-//! answered.
+//! Counts of the connections that clients opened to a server, and of the connections that the
+//! server never answered.
 //!
 //! A server can pass its health check while its clients get no answer: because the virtual address
 //! is missing on its loopback interface, because its default gateway is another host, or because a
@@ -56,8 +56,8 @@ impl Attempts {
         self.unanswered >= Self::FEW && u128::from(self.unanswered) * 2 >= self.opened.into()
     }
 
-    /// Whether three or more connections are unanswered, and these are at least a tenth of all and
-    /// at least four times the share in `usual`.
+    /// Whether three or more connections are unanswered, and their share of all connections is at
+    /// least a tenth and at least four times the share in `usual`.
     fn exceed(self, usual: Self) -> bool {
         let Self { opened, unanswered } = self;
         // A connection may have been opened before the counted interval.

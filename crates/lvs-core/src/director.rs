@@ -124,7 +124,7 @@ impl Director {
 
     /// Removes at once the connection of the client's packets with this tuple. An embedding program
     /// that has both sockets of the connection, such as a proxy, calls this when it closes them.
-    /// Returns `false`, without a change, if there is no such connection, or if it controls other
+    /// Returns `false` if there is no such connection, or if the connection controls other
     /// connections.
     ///
     /// ```
@@ -162,7 +162,8 @@ impl Director {
         self.shard.take_sync_message(now)
     }
 
-    /// Runs all timers that are due at `now`. Returns `now`, or the previous time if that is later.
+    /// Removes the connections that have ended, and runs all timers that are due at `now`. Returns
+    /// `now`, or the previous time if that is later.
     pub fn advance(&mut self, now: Instant) -> Instant {
         self.shard.reap();
         self.follow(now)

@@ -30,7 +30,7 @@ pub enum Error {
     /// link-local or IPv4-mapped (EINVAL).
     NotUnicast,
     /// The address family of the server differs from its service's, and the server uses no tunnel,
-    /// or a synchronisation daemon is running (EINVAL).
+    /// or a synchronisation daemon is running or to be started (EINVAL).
     FamilyMismatch,
     /// The protocol of the service is not TCP, UDP or SCTP (EINVAL).
     Protocol,

@@ -115,7 +115,7 @@ impl SourceFilter {
         Ok(Self(Some(Arc::new(Made { lists, map }))))
     }
 
-    /// Whether the filter accepts every source.
+    /// Whether the filter has no prefixes, and therefore accepts every source.
     pub const fn is_off(&self) -> bool {
         self.0.is_none()
     }

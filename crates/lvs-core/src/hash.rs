@@ -23,7 +23,8 @@ pub fn fold(addr: IpAddr) -> u32 {
 /// Multiplicative hashing by the golden ratio (`hash_32` of `linux/hash.h`): the upper `bits` bits
 /// of the product.
 ///
-/// Kernels before 4.18 took the lower bits of another product in these schedulers.
+/// Kernels before 4.18 took the lower bits of another product in the schedulers that use this
+/// function.
 pub const fn hash_32(value: u32, bits: u32) -> u32 {
     value.wrapping_mul(0x61c8_8647) >> (32 - bits)
 }

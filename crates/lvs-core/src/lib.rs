@@ -84,9 +84,9 @@
 //! # Differences from the kernel
 //!
 //! The tests of the workspace replay recordings of the kernel's decisions, as frames. The hash
-//! table differs from the kernel's, and so do two results: the order of listings, and the
-//! connections that `drop_entry` visits. `drop_entry` visits as many connections as in the kernel,
-//! chosen at random, and spares the same states.
+//! table differs from the kernel's, and with it the order of listings and the connections that
+//! `drop_entry` visits. `drop_entry` visits as many connections as in the kernel, chosen at random,
+//! and spares the same states.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -154,7 +154,7 @@ pub mod ftp {
 pub mod full_nat {
     pub use crate::shard::{LocalAddress, worker_of};
 }
-/// Connections that the kernel fast path forwards, and the offload of connections.
+/// Types for the offload of connections to the kernel fast path.
 pub mod offload {
     pub use crate::shard::{LocalChange, LocalEnd, Offer, OffloadState, Unpublished};
 }

@@ -106,8 +106,8 @@ struct Node {
     /// One bit for each place with a child node; the child nodes are contiguous.
     children: u64,
     first_child: u32,
-    /// One bit for each place whose value differs from that of the previous place; the bit of the
-    /// first place is always set.
+    /// One bit for each place whose value differs from the value of the previous place; the bit of
+    /// the first place is always set.
     changes: u64,
     first_value: u32,
 }

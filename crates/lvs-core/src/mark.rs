@@ -17,7 +17,7 @@ use core::str::FromStr;
 
 use crate::{Prefix, Protocol, Tuple};
 
-/// Maximum number of rules: each packet is compared with all of them.
+/// Maximum number of rules: a packet may be compared with all of them.
 pub const RULES_MAX: usize = 1024;
 
 /// Ports from the first to the second, inclusive.

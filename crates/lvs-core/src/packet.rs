@@ -299,7 +299,7 @@ pub(crate) const SCTP_INIT: u8 = 1;
 /// The type of an ABORT chunk (RFC 9260 section 3.3.7).
 pub(crate) const SCTP_ABORT: u8 = 6;
 
-/// Whether a packet opens a connection: a SYN or an INIT.
+/// Whether the packet has the SYN flag, or an INIT as its first chunk.
 pub(crate) fn opens(meta: &PacketMeta<'_>) -> bool {
     match meta.transport {
         Transport::Tcp(flags) => flags.has(TcpFlags::SYN),

@@ -7,7 +7,7 @@ use core::str::FromStr;
 
 use crate::Family;
 
-/// Addresses that begin with the same bits: `192.0.2.0/24`.
+/// Addresses that begin with the same bits, such as `192.0.2.0/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefix {
     addr: IpAddr,

@@ -1,8 +1,8 @@
 //! The text of `/proc/net/ip_vs` and of related files, for programs that read those files.
 //!
 //! The format is the kernel's. The order differs: the kernel lists services and connections in the
-//! order of its hash tables; here services are listed by age, the oldest first and those of
-//! firewall marks last, and connections by slot.
+//! order of its hash tables. Here services are listed by age, the oldest first, and the services of
+//! firewall marks last; connections are listed by slot.
 
 use core::fmt::{self, Write};
 use core::net::{IpAddr, Ipv6Addr};

@@ -107,7 +107,7 @@ pub trait Scheduler: fmt::Debug + Send {
     }
 
     /// Whether a weight is a number of connections instead of a share: a slow start then does not
-    /// multiply the weights of the other servers.
+    /// multiply weights.
     fn weight_is_capacity(&self) -> bool {
         false
     }

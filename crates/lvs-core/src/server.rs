@@ -15,7 +15,8 @@ use crate::{Error, Forwarding, Protocol, ServerConfig, ServerId};
 
 /// The server is in a service, and not removed (`IP_VS_DEST_CF_AVAILABLE`).
 const AVAILABLE: u8 = 0x1;
-/// The server has reached its upper threshold (`IP_VS_DEST_F_OVERLOAD`).
+/// The server has reached its upper threshold, and has not fallen below the lower threshold since
+/// (`IP_VS_DEST_F_OVERLOAD`).
 const OVERLOADED: u8 = 0x2;
 
 /// One real server in one service (the kernel's `ip_vs_dest`).
@@ -27,7 +28,7 @@ const OVERLOADED: u8 = 0x2;
 pub struct Server {
     id: ServerId,
     addr: SocketAddr,
-    /// The weight that schedulers use: the configured weight, or a part of it during a slow start.
+    /// The weight that schedulers use: the configured weight, or another value during a slow start.
     weight: AtomicI32,
     last_weight: AtomicI32,
     configured_weight: AtomicI32,
@@ -172,8 +173,8 @@ impl Server {
         self.changed();
     }
 
-    /// Resets `last_weight`, before a server is added, also if the record of a removed server is
-    /// used again.
+    /// Sets the last weight to the present weight, before a server is added, also if the record of
+    /// a removed server is used again.
     pub(crate) fn reset_last_weight(&self) {
         self.last_weight.store(self.weight(), Relaxed);
     }
@@ -275,7 +276,7 @@ impl Server {
     }
 
     /// Share of new connections; a server with 0 gets none. During a slow start of a server of the
-    /// service, this differs from the configured weight ([`config`](Self::config)).
+    /// service, this may differ from the configured weight ([`config`](Self::config)).
     #[inline]
     pub fn weight(&self) -> i32 {
         self.weight.load(Relaxed)
@@ -368,7 +369,7 @@ impl Server {
             .unsigned_abs()
     }
 
-    /// Number of all connections; persistence templates do not count.
+    /// Number of connections; persistence templates and connections of health checks do not count.
     #[inline]
     pub fn total(&self) -> u32 {
         self.total.load(Relaxed).max(0).unsigned_abs()
@@ -413,8 +414,9 @@ impl Server {
         self.changed();
     }
 
-    /// Subtracts a connection from the counts (`ip_vs_unbind_dest`) and clears the overload flag
-    /// below the lower threshold.
+    /// Subtracts a connection from the counts (`ip_vs_unbind_dest`), and clears the overload flag
+    /// below the lower threshold. The connection of a health check is not in the counts: the record
+    /// may then be freed.
     pub(crate) fn unbind(&self, flags: u32) {
         if flags & flag::PROBE != 0 {
             self.held.fetch_sub(1, Relaxed);
@@ -430,7 +432,8 @@ impl Server {
         self.changed();
     }
 
-    /// Counts a connection with these flags that enters or leaves an active state.
+    /// Counts a connection with these flags that enters or leaves an active state; connections of
+    /// health checks are not counted.
     pub(crate) fn set_active(&self, active: bool, flags: u32) {
         if flags & flag::PROBE != 0 {
             return;

@@ -157,7 +157,8 @@ impl fmt::Display for ServiceKey {
 pub struct ServiceFlags(pub u32);
 
 impl ServiceFlags {
-    /// Persistence: all connections of a client network are sent to one real server.
+    /// Persistence: new connections of a client network are sent to the same real server as its
+    /// earlier connections, until a timeout.
     pub const PERSISTENT: u32 = 0x1;
     /// Each UDP datagram is scheduled separately.
     pub const ONE_PACKET: u32 = 0x4;
@@ -183,7 +184,7 @@ impl ServiceFlags {
 pub struct ServiceConfig {
     /// Scheduler, by ipvsadm's name; `none` accepts no connections.
     pub scheduler: String,
-    /// Flags: persistence, one-packet scheduling, and those of the scheduler.
+    /// Flags: persistence, one-packet scheduling, and flags of the scheduler.
     #[cfg_attr(feature = "api", serde(default))]
     pub flags: ServiceFlags,
     /// Persistence timeout in seconds.

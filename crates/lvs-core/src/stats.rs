@@ -152,8 +152,8 @@ impl ObjectStats {
         self.shards[number].clone()
     }
 
-    /// Counters of one shard. Those of the first shard include counts that belong to no shard, so
-    /// that the sum is complete.
+    /// Counters of one shard. The counters of the first shard include counts that belong to no
+    /// shard, so that the sum is complete.
     pub(crate) fn live_of(&self, number: usize) -> Counts {
         let own = self.shards[number].read();
         match number {
@@ -252,9 +252,11 @@ impl ServerDrops {
 pub struct Evictions {
     /// Half-open connections, and connections with a single datagram.
     pub half_open: u64,
-    /// Closed connections that stayed in the table for late packets (TIME_WAIT, CLOSE).
+    /// Closed connections that stayed in the table for late packets (TCP: TIME_WAIT and CLOSE;
+    /// SCTP: CLOSED).
     pub ended: u64,
-    /// Connections that were opened and not used within three seconds.
+    /// Connections whose client has sent at most two packets, as in a handshake, and then nothing
+    /// for three seconds or longer.
     pub unused: u64,
     /// Connections without a packet for a minute.
     pub idle: u64,

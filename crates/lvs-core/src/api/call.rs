@@ -25,8 +25,8 @@ pub struct NumberedCall {
 /// Generates three things from one list: the calls, their names in the protocol, and their access
 /// rights.
 ///
-/// Each client that can connect may make the calls under `reads`. Those under `writes` and
-/// `changes` need write access; those under `changes` can also be part of an `apply`.
+/// Each client that can connect may make the calls under `reads`. The calls under `writes` and
+/// `changes` need write access; the calls under `changes` can also be part of an `apply`.
 macro_rules! calls {
     (
         reads { $($(#[$read_doc:meta])* $read_name:literal $read:ident $read_body:tt,)* }
@@ -99,7 +99,7 @@ calls! {
         "timeouts.get" TimeoutsGet {},
         /// Read one sysctl, or all. Answer: items [`Sysctl`], then [`ListEnd`](super::ListEnd).
         "sysctl.get" SysctlGet {
-            /// The kernel's name without a prefix: `conn_reuse_mode`.
+            /// The kernel's name without a prefix, such as `conn_reuse_mode`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             name: Option<String>,
         },
@@ -133,13 +133,14 @@ calls! {
         /// [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
         "mark.list" MarkList {},
         /// List the source filters that are in use. Answer: items
-        /// [`FilterItem`](super::FilterItem), those of the director's filter first, and several
-        /// items for a long filter; then [`ListEnd`](super::ListEnd).
+        /// [`FilterItem`](super::FilterItem), the director's filter first, with several items for a
+        /// long filter; then [`ListEnd`](super::ListEnd).
         "filter.list" FilterList {},
         /// Report the local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
-        /// Report the host that forwarded the latest reply of a server to a through-VIP check,
-        /// although the server should have sent the reply directly to the director. Answer:
+        /// Report the host that forwarded a server's reply to a through-VIP check, although the
+        /// server should have sent the reply directly to the director. Only the latest forwarded
+        /// reply is reported, even if later replies arrived directly. Answer:
         /// [`ReturnPath`](super::ReturnPath).
         "server.return_path" ServerReturnPath {
             /// IP address of the server.
@@ -210,7 +211,7 @@ calls! {
         /// Zero the counters of one service and its servers, or all counters. Answer:
         /// [`Done`](super::Done).
         "service.zero" ServiceZero {
-            /// The service whose counters are zeroed, and those of its servers; absent for all
+            /// The service; its counters and the counters of its servers are zeroed. Absent for all
             /// counters.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             service: Option<ServiceId>,

@@ -115,8 +115,8 @@ pub struct ServiceSpec {
     pub service: ServiceId,
     /// Settings of the service.
     pub config: ServiceConfig,
-    /// Owner of the service: absent for a manually added service, `lvsd` for a service from the
-    /// configuration file of `lvsd`.
+    /// Owner of the service, such as `lvsd` for a service from the configuration file of `lvsd`;
+    /// absent for a manually added service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
 }
@@ -149,7 +149,7 @@ pub struct LocalPool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LocalInfo {
-    /// The addresses, in the order of their addition.
+    /// The addresses, in the order of the list that set them.
     pub addresses: Vec<LocalAddressInfo>,
     /// Whether NAT also translates the client's address if replies would otherwise bypass the
     /// director.
@@ -181,7 +181,8 @@ pub struct Unpinned {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReturnPath {
-    /// The host that forwarded the latest reply; absent if none was forwarded.
+    /// The host that forwarded the latest indirect reply, even if later replies arrived directly.
+    /// Absent if no reply was forwarded, or if the interface of the reply was removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forwarder: Option<Forwarder>,
 }
@@ -206,7 +207,7 @@ pub struct Forwarder {
 pub struct Hello {
     /// The [`VERSION`] of the protocol that the dataplane uses.
     pub version: u32,
-    /// Name and version of the dataplane: `lvs-dataplane 0.1.0`.
+    /// Name and version of the dataplane, such as `lvs-dataplane 0.1.0`.
     pub dataplane: String,
     /// Size of the connection table, as ipvsadm prints it (`size=4096`).
     pub table_size: u32,
@@ -256,7 +257,7 @@ pub struct Info {
     /// Next hops that do not answer ARP or neighbour discovery, at most 64.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
-    /// Paths to servers whose MTU was too small for some requests.
+    /// Paths to servers whose MTU was too small for some requests, for a limited number of servers.
     pub too_big: Vec<TooBig>,
     /// Virtual ports that the FTP helper inspects; empty without the helper.
     pub ftp_ports: Vec<u16>,
@@ -304,7 +305,7 @@ impl core::fmt::Display for Confinement {
 pub struct WorkerInfo {
     /// The worker's number, from 0.
     pub number: u32,
-    /// The processor to which the worker is bound.
+    /// The processor to which the worker is bound; absent if it is not bound.
     pub cpu: Option<u32>,
     /// Number of connections in this worker's part of the table.
     pub connections: u64,
@@ -354,7 +355,7 @@ pub struct SyncCounts {
     pub too_long: u64,
     /// Number of messages that were damaged as a whole or in part.
     pub malformed: u64,
-    /// Number of messages with another syncid than that of the backup.
+    /// Number of messages whose sync ID differs from the sync ID of the backup.
     pub other_id: u64,
     /// Number of received connections and templates that were ignored because their content is
     /// invalid or contradictory.
@@ -385,18 +386,20 @@ impl SyncCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncState {
-    /// Whether this director has received the connections of its peers, or is configured not to
-    /// wait for them. Always true without peers. Once it is true, it stays true.
+    /// Whether this director no longer waits for connections of its peers: it has received them, a
+    /// peer was unreachable for too long, or the director is configured not to wait. Always true
+    /// without peers. Once it is true, it stays true.
     pub ready: bool,
-    /// The steps that remain until the director is ready; empty if there are none.
+    /// The first peer for which the director waits, and the step that remains; empty if the
+    /// director is ready.
     pub waits_for: String,
     /// Address that peers connect to; absent without peers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
     /// The configured peer directors.
     pub peers: Vec<PeerInfo>,
-    /// Number of connections that this director owns and replicates: those whose packets arrive at
-    /// this director.
+    /// Number of connections that this director owns and replicates, because their packets arrive
+    /// at this director.
     pub replicated: u64,
     /// Number of items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
@@ -440,8 +443,7 @@ pub struct SyncState {
     pub tables_beyond: u64,
 }
 
-/// Comparison of a peer's services and servers with those of this director. If they are equal, both
-/// directors choose the same server for a client.
+/// Comparison of a peer's services and servers with those of this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TablesInfo {
     /// The peer whose services and servers are compared.
@@ -465,7 +467,7 @@ pub enum TablesState {
     Unknown,
     /// The peer sends no digests of its services, because it runs an older version.
     Older,
-    /// Both directors choose the same servers for all clients.
+    /// The compared services and servers are equal.
     Alike,
     /// Services or servers differ, as they do for a moment after each change at one director.
     Differ,
@@ -555,14 +557,14 @@ pub struct AnnounceVip {
 /// Answer to [`Call::VipsAnnounce`](super::Call::VipsAnnounce).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcements {
-    /// The virtual addresses that are announced by routes now.
+    /// The virtual addresses that routes announce now or will announce.
     pub announced: Vec<AnnouncedVip>,
 }
 
 /// A virtual address, and the preference of its route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnnouncedVip {
-    /// The virtual address that is announced.
+    /// The virtual address to announce.
     pub address: core::net::IpAddr,
     /// Preference of the present route.
     pub standing: Standing,
@@ -577,8 +579,9 @@ pub struct PeerInfo {
     /// Address at which the peer accepts connections.
     pub address: SocketAddr,
     /// `away` (the peer cannot be reached, or has closed the connection), `refused` (the handshake
-    /// or the protocol failed), `bulk` (full sync), `behind` (updates are missing), `silent` (no
-    /// comparison of the connections for four seconds) or `in step` (no update is missing).
+    /// or the protocol failed), `bulk` (full sync, or the first comparison after it), `behind`
+    /// (updates are missing), `silent` (no comparison of the connections for four seconds) or `in
+    /// step` (no update is missing).
     pub state: String,
     /// The reason why the peer is disconnected or refused; empty otherwise.
     #[serde(default)]
@@ -659,8 +662,8 @@ pub struct FastPathInfo {
     pub wanted: bool,
     /// Whether connections are forwarded by the kernel fast path.
     pub active: bool,
-    /// Attachment method of the eBPF programs of the kernel fast path, if the fast path was
-    /// opened: `tcx` or `clsact`.
+    /// Attachment method of the tc programs of the kernel fast path, if the fast path was opened:
+    /// `tcx` or `clsact`.
     pub attached_by: String,
     /// The reason why the kernel fast path forwards no packets although it is configured; empty
     /// otherwise.
@@ -783,7 +786,7 @@ pub struct InterfaceInfo {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NoXdp {
-    /// Stable code of the reason: `xdp_aggregation`.
+    /// Stable code of the reason: one of [`NoXdp::CODES`].
     pub code: String,
     /// The reason as a text for operators.
     pub reason: String,
@@ -825,11 +828,12 @@ impl NoXdp {
 }
 
 /// A configured interface or address that does not exist or cannot be used yet: the dataplane uses
-/// it as soon as it can.
+/// it as soon as it can. In [`Info::local_clients`], a reason why programs on this host cannot
+/// reach services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Waiting {
-    /// Stable code of the condition: `interface_missing`.
+    /// Stable code of the condition: one of [`Waiting::CODES`].
     pub code: String,
     /// The condition as a text for operators.
     pub what: String,
@@ -921,7 +925,8 @@ pub struct ServerInfo {
     pub inactive: u32,
     /// Number of persistence templates of the server.
     pub persistent: u32,
-    /// Whether the server has reached its upper threshold.
+    /// Whether the server has reached its upper threshold, and has not fallen below the lower
+    /// threshold since.
     pub overloaded: bool,
     /// The server's weight before it became 0; absent if the weight is not 0, or the scheduler does
     /// not use this value.
@@ -938,7 +943,7 @@ pub struct ServerInfo {
     /// absent if the service does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
-    /// TCP connections that clients opened to the server; absent if there were none.
+    /// Connections that clients opened to the server; absent if there were none.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
     /// Counters of the server.
@@ -977,7 +982,7 @@ pub struct ConnInfo {
     pub virt: SocketAddr,
     /// Real server's address and port.
     pub server: SocketAddr,
-    /// State with the kernel's name: `ESTABLISHED`.
+    /// State with the kernel's name, such as `ESTABLISHED`.
     pub state: String,
     /// Milliseconds until the entry expires.
     pub expires_ms: u64,
@@ -986,7 +991,8 @@ pub struct ConnInfo {
     /// Whether the entry is a persistence template.
     #[serde(default)]
     pub template: bool,
-    /// Whether the entry arrived in a synchronisation message.
+    /// Whether the entry was received from another director: in a synchronisation message or an
+    /// update of a peer.
     #[serde(default)]
     pub synced: bool,
     /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
@@ -1160,8 +1166,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// Kinds of refusals. Those up to [`Running`](Self::Running) correspond to the error numbers that
-/// the kernel would return to `ipvsadm`.
+/// Kinds of refusals. The kinds up to [`Running`](Self::Running) correspond to the error numbers
+/// that the kernel would return to `ipvsadm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {

@@ -19,7 +19,8 @@ pub(crate) struct Key {
     pub(crate) virt: SocketAddr,
 }
 
-/// All fields of an entry before they are written to a slot, or after they were read from it.
+/// The fields of an entry, apart from its deadline and its position in the wheel, before they are
+/// written to a slot, or after they were read from it.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) key: Key,

@@ -2,7 +2,7 @@
 
 /// Mask of the forwarding method.
 pub(crate) const METHOD: u32 = 0x0007;
-/// A synchronisation message created the entry.
+/// A synchronisation message or an update of a peer created the entry.
 pub(crate) const SYNC: u32 = 0x0020;
 /// The server's replies do not pass through the director: the forwarding method does not translate
 /// addresses, and no packet from the server has arrived.
@@ -28,7 +28,8 @@ pub(crate) const PROBE: u32 = 0x0008_0000;
 /// Position of the first bit of [`PEER`], the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
-/// A peer owns the connection; since its last update, no packet has arrived at this director.
+/// A peer owns the connection. No packet of the connection has arrived at this director since the
+/// peer's last update.
 pub(crate) const BORROWED: u32 = 0x0080_0000;
 /// This director owns the connection, and replicates it to peers.
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
@@ -45,7 +46,8 @@ pub(crate) const HELPED: u32 = 0x2000_0000;
 /// The connection has ended. It is removed before the next packet, unless that packet is the host's
 /// own reply. In a template: look-ups skip it.
 pub(crate) const DYING: u32 = 0x4000_0000;
-/// The server's first answer over UDP is awaited, to count the attempt. Offload ends this.
+/// The server's first answer over UDP is awaited, to count the attempt. The offload of the
+/// connection clears this flag.
 pub(crate) const AWAITED: u32 = 0x8000_0000;
 /// Flags of connections whose packets all need an additional check.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED | AWAITED;
@@ -66,8 +68,8 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
 /// The kernel fast path does not forward packets of connections with one of these flags. It
-/// forwards tracked connections, for which it is sufficient that userspace sees some of the
-/// sequence numbers.
+/// forwards connections with `AWAITED`, and connections with `TRACKED`, for which it is sufficient
+/// that userspace sees some of the sequence numbers.
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !(TRACKED | AWAITED);
 /// Flags that have a meaning only at this director, and are not replicated.
 pub(crate) const OWN: u32 = PROBE

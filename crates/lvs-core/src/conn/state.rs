@@ -115,7 +115,7 @@ pub(crate) enum Direction {
     InputOnly,
 }
 
-/// The timeout of each state in seconds. Those of ESTABLISHED, FIN_WAIT and UDP can be set.
+/// The timeout of each state in seconds. The timeouts of ESTABLISHED, FIN_WAIT and UDP can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timeouts {
     tcp: [u32; 11],

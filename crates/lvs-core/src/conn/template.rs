@@ -37,8 +37,8 @@ pub(crate) struct Template {
     pub(crate) sync_end: AtomicU32,
     /// Adjustment of sequence numbers, as received by synchronisation.
     sequences: [AtomicU32; 6],
-    /// Whether the server was removed or quiesced. Look-ups then skip the template, and the
-    /// template ends at its deadline.
+    /// Whether look-ups skip the template, such as after the removal of its server. The template
+    /// then ends at its deadline.
     pub(crate) invalid: AtomicBool,
 }
 

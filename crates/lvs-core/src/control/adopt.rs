@@ -33,12 +33,13 @@ impl Control {
     }
 
     /// Takes over the connections of a previous process from at most `budget` slots; call it until
-    /// it returns false. State, timeout and deadline are unchanged. A connection is bound to the
-    /// server with its address in its service. Without such a server it stays unbound, like a
-    /// connection that was received by synchronisation. Templates and connections that have ended
-    /// are not inherited. A connection of full NAT is kept if `local` returns its local address and
-    /// port, and otherwise removed, because other uses of its local port are unknown. The arguments
-    /// of `local` are the number of the slot, the protocol and the server.
+    /// it returns false. State, timeout and deadline are unchanged. A connection is bound to its
+    /// server if its service still has this server, with the same forwarding method. Otherwise the
+    /// connection stays unbound, like a connection that was received by synchronisation before its
+    /// server was added. Templates and connections that have ended are not inherited. A connection
+    /// of full NAT is kept if `local` returns its local address and port, and otherwise removed,
+    /// because other uses of its local port are unknown. The arguments of `local` are the number of
+    /// the slot, the protocol and the server.
     pub fn adopt(
         &self,
         shard: &mut Shard,
@@ -85,7 +86,8 @@ impl Control {
         no_room
     }
 
-    /// Binds an adopted connection to its server; `false` if the connection must be removed.
+    /// Binds an adopted connection to its server, if there still is one; `false` if the connection
+    /// must be removed.
     fn keeps(&self, entry: Entry<'_>) -> bool {
         if !is_kept(entry.flags()) {
             return false;
@@ -98,8 +100,8 @@ impl Control {
         true
     }
 
-    /// The server of an adopted connection; `None` if it does not exist any more, or if its
-    /// forwarding method has changed.
+    /// The server of an adopted connection; `None` if the service no longer has this server, or has
+    /// it with another forwarding method.
     fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
         let server = self.find_server(&draft.key, draft.server_addr, draft.mark, draft.flags);
         // With another forwarding method, the connection's packets would be sent in another form

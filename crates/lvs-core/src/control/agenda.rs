@@ -1,4 +1,5 @@
-//! Times of the periodic work for services: that of their schedulers, and slow starts of servers.
+//! Times of the periodic work for services: the ticks of their schedulers, and the steps of slow
+//! starts.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;

@@ -1,8 +1,8 @@
 //! Checks that a change is possible.
 //!
-//! Each function here reads a [`View`]: the state of a director now, or after the earlier changes
-//! of a list. A change in a list is therefore refused for the same reason as a single change, in
-//! the kernel's order of checks.
+//! The checks read a [`View`]: the state of a director now, or after the earlier changes of a list.
+//! A change in a list is therefore refused for the same reason as a single change, in the kernel's
+//! order of checks.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};

@@ -10,8 +10,9 @@ use crate::shard::Shard;
 impl Control {
     /// Runs the work that is due: it removes expired templates, takes snapshots of the counters,
     /// frees the records of removed servers, runs the periodic work of schedulers and slow starts,
-    /// and updates the defences. Call it at least every two seconds, after the shards'
-    /// [`advance`](crate::Shard::advance): a template ends after its last connection.
+    /// and updates the defences. One call processes a limited number of templates and of snapshots.
+    /// Call it at least every two seconds, after the shards' [`advance`](crate::Shard::advance): a
+    /// template ends after its last connection.
     pub fn advance(&mut self, now: Instant) {
         self.show_clock(now);
         let mut budget = TEMPLATES_AT_ONCE;

@@ -5,7 +5,7 @@ use crate::stats::{Counts, Stats};
 use crate::{Error, ServiceKey};
 
 impl Control {
-    /// Counters and rates, summed over all services.
+    /// Counters and rates of the whole director, removed services included.
     pub fn total_stats(&self) -> Stats {
         self.total.stats()
     }
@@ -31,8 +31,8 @@ impl Control {
         self.total.add(counts);
     }
 
-    /// Zeroes the counters that listings show: those of one service and its servers, or all
-    /// (`ip_vs_zero_service`, `ip_vs_zero_all`).
+    /// Zeroes the counters that listings show: the counters of one service and its servers, or all
+    /// counters (`ip_vs_zero_service`, `ip_vs_zero_all`).
     ///
     /// # Errors
     /// [`Error::NoService`].

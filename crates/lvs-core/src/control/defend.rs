@@ -1,5 +1,5 @@
-//! Switches `drop_packet`, `drop_entry` and `secure_tcp` on and off by the number of free slots, and
-//! removes connections and templates for `drop_entry`.
+//! Switches `drop_packet`, `drop_entry` and `secure_tcp` on and off by the number of free slots and
+//! the amount of free memory, and removes connections and templates for `drop_entry`.
 
 use super::Control;
 use crate::shard::Shard;

@@ -14,7 +14,7 @@ use crate::settings::Sysctls;
 /// Interval between two updates of the defences.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
-/// The tables are nearly full if fewer than one in this many slots is free.
+/// The tables are nearly full if their free slots are fewer than all slots divided by this number.
 const RESERVE: usize = 8;
 
 #[derive(Debug)]
@@ -25,14 +25,14 @@ pub(crate) struct Defense {
     free: usize,
     /// Number of slots of all tables.
     slots: usize,
-    /// One in this many packets that open a connection is dropped; 0 drops none.
+    /// If this is n, every n-th packet that would open a connection is dropped; 0 drops none.
     rate: u64,
     counter: u64,
     pub(crate) drops_entries: bool,
     pub(crate) secure: bool,
     lottery: [u8; 9],
     random: SplitMix64,
-    /// The fraction of a slot that remained after the last round of `drop_entry`.
+    /// Remainder of the number of visits in the last round of `drop_entry`, in 32nds of a slot.
     visits: u64,
 }
 
@@ -66,8 +66,9 @@ impl Defense {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }
 
-    /// Decides which defences are on, from the amounts of free memory and of free slots. A sysctl
-    /// of a defence changes from 1 (automatic, off) to 2 (automatic, on) and back.
+    /// Decides which defences are on, from the amounts of free memory and of free slots, and sets
+    /// the rate of `drop_packet`. A sysctl of a defence changes from 1 (automatic, off) to 2
+    /// (automatic, on) and back; 0 (off) and 3 (always on) stay.
     ///
     /// The kernel's table grows until memory is short. This table has a fixed size, so slots become
     /// short first: its last eighth corresponds to the kernel's `amemthresh` pages.
@@ -115,12 +116,12 @@ impl Defense {
         self.rate != 0 && self.counter <= 1
     }
 
-    /// One in this many packets that open a connection is dropped; 0 drops none.
+    /// If this is n, every n-th packet that would open a connection is dropped; 0 drops none.
     pub(crate) const fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// Number of slots that `drop_entry` visits in this second: one in 32 of `len`.
+    /// Number of slots that `drop_entry` visits in this second: a 32nd of `len` slots.
     pub(crate) fn visits(&mut self, len: usize) -> usize {
         self.visits += len as u64;
         let visits = self.visits / 32;

@@ -56,7 +56,8 @@ impl Estimator {
 
 impl Control {
     /// Takes the snapshots of counters that are due at `at` (`ip_vs_estimation_kthread`): at most
-    /// one portion of a round. The next round begins [`PERIOD`] after this one.
+    /// one portion of a round. The next round begins [`PERIOD`] after this one. If estimation is
+    /// off, no new round begins.
     pub(super) fn estimate(&mut self, at: Instant) {
         if self.estimator.wakeup().is_none_or(|next| next > at) {
             return;

@@ -25,11 +25,12 @@ use crate::{
 pub struct Explanation {
     /// The packet's mark; 0 for none.
     pub mark: u32,
-    /// The rule that sets the mark, drops the packet or passes it to the host, or that the request
-    /// contains the mark. If no rule applies: the rules that apply if the packet arrives on their
-    /// interface; otherwise empty.
+    /// The reason for the mark, as text: the rule that sets the mark, drops the packet or passes
+    /// the packet to the host, or the statement that the request contains the mark. If the request
+    /// names no interface, the text also names the earlier rules that would apply on their
+    /// interface. Empty if no rule is named.
     pub mark_why: String,
-    /// The service that the packet matches: `TCP 192.0.2.1:80`.
+    /// The service that the packet matches, such as `TCP 192.0.2.1:80`.
     pub service: Option<String>,
     /// The reason why the service matches, or why none does.
     pub service_why: String,
@@ -41,7 +42,8 @@ pub struct Explanation {
     pub template_why: String,
     /// Name of the service's scheduler.
     pub scheduler: String,
-    /// The slot of the scheduler's hash table that the packet selects; `None` without such a table.
+    /// The slot of the scheduler's hash table that the packet selects. `None` without such a table,
+    /// without a service, or if the packet belongs to a connection.
     pub slot: Option<HashSlot>,
     /// The service's servers, in the kernel's order.
     pub candidates: Vec<Candidate>,
@@ -302,7 +304,7 @@ impl Control {
 struct Forecast {
     /// The chosen server; `None` if the packet would be sent to its own destination.
     server: Option<SocketAddr>,
-    /// The rule that chooses the server; [`By::Template`] contains whether the template already
+    /// The step that chooses the server; [`By::Template`] contains whether the template already
     /// exists.
     by: By<bool>,
 }
@@ -600,8 +602,7 @@ mod tests {
         );
     }
 
-    /// A director with small tables, and services with each of the limits and rules that refuse
-    /// connections.
+    /// A director with small tables, and services with limits and rules that refuse connections.
     struct Crowd {
         director: Director,
         random: SplitMix64,
@@ -718,7 +719,7 @@ mod tests {
             *pick(all, self.random.draw())
         }
 
-        /// Advances the time, changes a weight, or sets a pin, at random.
+        /// Advances the time, changes a weight, sets a pin, or does nothing, at random.
         fn change(&mut self) {
             let key = ServiceKey::tcp(at(VIP, self.one_of(&[80, 81, 82, 21])));
             let last = self.one_of(&[11, 12, 13]);

@@ -73,9 +73,9 @@ impl Control {
         self.full_nat.networks = prefixes(networks);
     }
 
-    /// The flags of a connection to `server`: `flags` with NAT instead of full NAT if the server is
-    /// the director itself, and with full NAT instead of NAT if hairpin is enabled and replies
-    /// would bypass the director, unless the connection is a one-packet connection.
+    /// The flags of a connection to `server`. NAT replaces full NAT if the server is the director
+    /// itself. Full NAT replaces NAT if hairpin is enabled and replies would bypass the director,
+    /// except for a one-packet connection.
     pub(super) fn translated_flags(
         &self,
         server: &Server,

@@ -29,8 +29,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Limiter {
     rate: Meter,
     sources: Vec<Source>,
-    /// Number of connections when they were last counted, plus those opened since: at least the
-    /// real number.
+    /// Number of connections when they were last counted, plus the connections opened since: at
+    /// least the real number.
     connections: u64,
     looked: Option<Instant>,
 }
@@ -110,7 +110,8 @@ impl Limiter {
     }
 
     /// Whether the service has fewer than `most` connections. The servers' connections are counted
-    /// only if necessary.
+    /// only if necessary, and at most every [`LOOK_AGAIN`]. Until then, an upper bound decides, so
+    /// the result may be `false` although connections have ended.
     fn has_room<'a>(
         &mut self,
         most: u32,

@@ -100,7 +100,8 @@ impl Default for Options {
 /// Services, real servers, scheduler state, settings.
 ///
 /// With several workers, protect it by a lock. A worker locks it for a packet that opens a
-/// connection ([`admit`](Self::admit)), and never for a packet of an existing one. No call blocks.
+/// connection ([`admit`](Self::admit)), and for the first packet after a change of the
+/// configuration. Other packets of existing connections need no lock. No call blocks.
 ///
 /// | | methods | called |
 /// |---|---|---|
@@ -202,7 +203,7 @@ pub struct Control {
     /// Addresses and networks of the host itself, as prefixes.
     local: Vec<Prefix>,
     full_nat: FullNat,
-    /// Number of servers whose address family differs from that of their service.
+    /// Number of servers whose address family differs from the family of their service.
     mixed: usize,
     /// Health checks' pins: the server of the next connection of a client.
     pins: Pins,

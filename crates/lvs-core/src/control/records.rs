@@ -1,5 +1,4 @@
-//! The records of all servers by number: those of servers in services, and those of removed servers
-//! (the trash).
+//! The records of all servers by number: servers in services, and removed servers (the trash).
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -42,7 +41,7 @@ struct Trashed {
 /// Result of a call of [`Records::empty_trash`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trash {
-    /// Some records of the trash were not examined.
+    /// Records of the trash may remain that were not examined.
     Unseen,
     /// All records of the trash were examined, and some cannot be freed yet.
     Waiting,
@@ -103,8 +102,8 @@ impl Records {
         self.places.iter_mut().flatten()
     }
 
-    /// Takes a snapshot of the counters of the servers with these indexes, including removed
-    /// servers: connection attempts to these may still expire.
+    /// Takes a snapshot of the counters of the servers with these indexes; for a removed server,
+    /// only of its connection attempts, which may still expire.
     pub(crate) fn tick(&mut self, places: Range<usize>) {
         let entries = self.places.get_mut(places).unwrap_or_default();
         for entry in entries.iter_mut().flatten() {
@@ -196,7 +195,8 @@ impl Records {
         self.get(id.index())
     }
 
-    /// Handles the removal of a service: its removed servers belong to no service from now on.
+    /// Logs a change of the removed servers of a deleted service: they belong to no service from
+    /// now on.
     pub(crate) fn note_trashed(&mut self, key: &ServiceKey) {
         let key = ServiceKeyOrd::from(key);
         let first = SocketAddr::from(([0, 0, 0, 0], 0));
@@ -208,8 +208,9 @@ impl Records {
         }
     }
 
-    /// Examines up to `count` records of removed servers, and frees those that have been without
-    /// references for long enough (`ip_vs_dest_trash_expire`). The next call continues after them.
+    /// Examines up to `count` records of removed servers, and frees a record that has been without
+    /// references for long enough (`ip_vs_dest_trash_expire`). The next call continues after the
+    /// examined records.
     pub(crate) fn empty_trash(&mut self, now: Instant, count: usize) -> Trash {
         let from = self.looked_at.map_or(Bound::Unbounded, Bound::Excluded);
         let portion = self.trash.range((from, Bound::Unbounded)).take(count);
@@ -232,7 +233,8 @@ impl Records {
         }
     }
 
-    /// Whether the record of a removed server has been without connections for long enough.
+    /// Whether the record of a removed server has been without connections for long enough. The
+    /// time starts at the first call without connections.
     fn is_to_be_freed(&mut self, place: u32, now: Instant) -> bool {
         let Some(entry) = self.get_mut(ServerId(place)) else {
             return false;

@@ -154,8 +154,9 @@ impl Control {
         self.next_trash.is_some()
     }
 
-    /// Every server that is configured or still has connections, with its present or former
-    /// service: all servers that may still send or receive packets.
+    /// Every server that is configured or that connections, templates or schedulers still refer to,
+    /// with its present or former service. These are all servers that may still send or receive
+    /// packets.
     pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
         self.endpoints_in(0..self.endpoint_places())
     }
@@ -173,7 +174,7 @@ impl Control {
             .map(|entry| (entry.key, &entry.server))
     }
 
-    /// Number of record indexes: those of servers and of removed servers, and free ones.
+    /// Number of record indexes, in use or free.
     pub fn endpoint_places(&self) -> usize {
         self.records.len()
     }
@@ -195,8 +196,8 @@ impl Control {
         }
     }
 
-    /// Frees the records of removed servers to which no connection has referred for long enough
-    /// (`ip_vs_dest_trash_expire`).
+    /// Examines a portion of the records of removed servers, and frees the records to which no
+    /// connection has referred for long enough (`ip_vs_dest_trash_expire`).
     pub(super) fn empty_trash(&mut self, now: Instant) {
         let before = self.records.changes();
         self.next_trash = match self.records.empty_trash(now, TRASH_PORTION) {

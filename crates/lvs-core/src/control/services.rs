@@ -132,7 +132,7 @@ impl Control {
         Ok(())
     }
 
-    /// The filters that have prefixes: the director's filter first, then those of services.
+    /// The filters that have prefixes: the director's filter first, then the filters of services.
     pub fn filters(&self) -> impl Iterator<Item = (Option<ServiceKey>, SourceFilter)> + '_ {
         let director = [(None, self.filters.director.clone())].into_iter();
         let services = self.filters.services.iter().filter_map(|(number, filter)| {
@@ -144,8 +144,8 @@ impl Control {
             .chain(services)
     }
 
-    /// Deletes a service (`ip_vs_del_service`). Its connections are treated like those of removed
-    /// servers: see [`delete_server`](Self::delete_server).
+    /// Deletes a service (`ip_vs_del_service`). Its connections are treated like the connections of
+    /// removed servers: see [`delete_server`](Self::delete_server).
     ///
     /// # Errors
     /// [`Error::NoService`].
@@ -179,8 +179,8 @@ impl Control {
         Ok(())
     }
 
-    /// Deletes every service (`ip_vs_flush`). Their connections are treated like those of removed
-    /// servers: see [`delete_server`](Self::delete_server).
+    /// Deletes every service (`ip_vs_flush`). The connections are treated like the connections of
+    /// removed servers: see [`delete_server`](Self::delete_server).
     pub fn flush(&mut self, now: Instant) {
         while self.take_one() {}
         self.retire_some(usize::MAX, now);

@@ -72,7 +72,8 @@ impl Control {
     }
 
     /// Sets the host's own addresses, as prefixes. `cache_bypass` does not apply to IPv4 packets to
-    /// these addresses, and a full NAT server with one of them uses NAT.
+    /// these addresses. If a server has one of these addresses, the client's address is not
+    /// translated.
     pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
         self.local = full_nat::prefixes(prefixes);
     }

@@ -16,7 +16,8 @@ use core::time::Duration;
 
 use crate::{Control, Instant, Pool, Server, ServerId};
 
-/// Factor for all weights while a server of the service is in a slow start.
+/// Factor by which the weights of a service are multiplied during a slow start, if they are
+/// multiplied.
 const FINER: i32 = 10;
 /// If a weight is above this value, the weights of its service are not multiplied: a tenth of it is
 /// precise enough even if it is rounded down to a whole number.

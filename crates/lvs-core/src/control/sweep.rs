@@ -18,9 +18,9 @@ pub(super) struct SweepWork {
 }
 
 impl Control {
-    /// Copies changes of the configuration into a shard, and removes the connections that the
-    /// settings require to be removed. Call it after each change. A shard of another director is
-    /// unchanged.
+    /// Copies changes of the configuration into a shard, and removes connections if the settings
+    /// require this. It only prepares the work of [`Shard::end_down`]. Call it after each change. A
+    /// shard of another director is unchanged.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
             return;

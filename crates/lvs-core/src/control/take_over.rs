@@ -62,8 +62,8 @@ enum Refused {
 
 impl Control {
     /// Stores the entries of a message: connections in `shard`, templates in this `Control`. Does
-    /// nothing if no backup is running, if the message is too long, has a wrong length field or
-    /// another sync ID, or if `shard` belongs to another director.
+    /// nothing if no backup is running, if the message is too long or [`wire::parse`] refuses it,
+    /// or if `shard` belongs to another director.
     pub fn handle_sync(&mut self, shard: &mut Shard, message: &[u8], now: Instant) {
         let Some(backup) = self.backup else { return };
         if message.len() > backup.maxlen.into() || !self.owns(shard) {
@@ -138,7 +138,11 @@ impl Control {
         results
     }
 
-    /// Stores a peer's connection or template; `false` if this director owns the connection.
+    /// Stores a peer's connection or template; `false` if this director stays the owner of the
+    /// connection.
+    ///
+    /// # Errors
+    /// The content is invalid, or the table is full.
     fn hear_of(
         &mut self,
         shard: &mut Shard,
@@ -329,8 +333,8 @@ impl Control {
         Ok(Some(index))
     }
 
-    /// Binds the received connection to which a client's packet with this tuple belongs to its
-    /// server, if the server was added only after the connection was received. The next packet of
+    /// Looks up the received connection of a client's packet with this tuple, and binds it to its
+    /// server if the server was added only after the connection was received. The next packet of
     /// the connection is then forwarded.
     pub fn bind_unbound(&mut self, shard: &mut Shard, tuple: &Tuple) {
         if !self.owns(shard) {
@@ -349,7 +353,8 @@ impl Control {
         }
     }
 
-    /// Binds a connection that was received before its server was added (`ip_vs_try_bind_dest`).
+    /// Binds a connection that was received before its server was added, if the server exists now
+    /// (`ip_vs_try_bind_dest`).
     fn bind_late(&mut self, shard: &mut Shard, index: u32) {
         let slot = shard.conn(index);
         let Draft {
@@ -464,7 +469,7 @@ impl Control {
 
 /// Removes a connection because the peer from which it is borrowed has removed it. Returns `false`,
 /// without a change, if no connection of this client to this server is borrowed from this peer, or
-/// if it controls other connections.
+/// if the connection controls other connections.
 fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let found = shard.find_from_client(&entry.key());
     let ends = |&index: &u32| {

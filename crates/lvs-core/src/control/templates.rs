@@ -31,8 +31,8 @@ impl Control {
         }
     }
 
-    /// Handles the templates that are due in the present tick of their table; returns whether there
-    /// were any.
+    /// Handles due templates of the present tick of their table, all or a portion of them; returns
+    /// whether there were any.
     pub(super) fn expire_due_templates(
         &mut self,
         shard: &mut Shard,
@@ -49,8 +49,8 @@ impl Control {
     }
 
     /// Removes a template whose timer has expired (`ip_vs_conn_expire`). A template that still has
-    /// connections stays for another 60 s, and a synchronisation message about it is queued if one
-    /// is due.
+    /// connections stays, with a timeout of 60 s from now on, and a synchronisation message about
+    /// it is queued if one is due.
     pub(super) fn expire_template(&mut self, index: u32, shard: Option<&mut Shard>) {
         let template = self.templates.get(index);
         if template.controlled.load(Relaxed) == 0 {
@@ -219,14 +219,13 @@ impl Control {
     }
 }
 
-/// Number of windows of slots that are searched for a template to evict. The table has slots for an
-/// eighth more templates than connections, so a search may find only few evictable ones.
+/// Maximum number of windows of slots in which one search looks for a template to evict.
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
-    /// Evicts a persistence template if the table is full and eviction is enabled. Templates
-    /// without connections can be evicted: of the candidates found, first one whose clients never
-    /// established a connection, then the one that would expire first.
+    /// Evicts a persistence template if the table is full, eviction is enabled, and a template
+    /// without connections is found. Of the candidates found, a template whose clients never
+    /// established a connection is preferred, then the template that would expire first.
     pub(crate) fn make_template_room(&mut self) {
         let table = &self.templates.table;
         if !self.settings.evicts || table.len() < table.capacity() {

@@ -13,7 +13,7 @@ pub enum OnServerDown {
     /// the connection expires; with the sysctl `expire_nodest_conn`, connections are removed.
     #[default]
     Kernel = 0,
-    /// The director sends a TCP reset to client and server at once
+    /// The director sends TCP resets to client and server, without waiting for a packet
     /// ([`Shard::end_down`](crate::Shard::end_down)). For other protocols, the next packet is
     /// refused (ICMP port unreachable), and the packet after it opens a new connection.
     Reset = 1,
@@ -47,10 +47,10 @@ impl OnServerDown {
 pub struct Extras {
     /// Action on the connections of a server that is removed.
     pub on_server_down: OnServerDown,
-    /// Seconds in which a server that is added to a running service reaches its full share; 0 means
-    /// at once.
+    /// Seconds in which a server that begins to accept connections in a running service reaches its
+    /// full share; 0 means at once.
     pub slow_start: u32,
-    /// Count consecutive new TCP connections that a server behind NAT does not answer
+    /// Count consecutive new TCP connections that a server behind NAT refuses or does not answer
     /// ([`Server::unanswered`](crate::Server::unanswered)).
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "core::ops::Not::not"))]
     pub count_unanswered: bool,

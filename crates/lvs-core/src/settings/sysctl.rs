@@ -68,8 +68,8 @@ macro_rules! sysctls {
 }
 
 sysctls! {
-    /// Drop rate of `drop_packet` mode 3: of the packets that would open a connection, one in this
-    /// many is dropped. Default 10.
+    /// Drop rate of `drop_packet` mode 3: with n, every n-th packet that would open a connection is
+    /// dropped. Default 10.
     am_droprate: i32 = 10, NUMBER;
     /// Number of pages of free memory below which the automatic modes of the defences are active.
     /// They are also active while less than an eighth of the connection table is free. Default
@@ -89,14 +89,14 @@ sysctls! {
     conntrack: bool = false, SWITCH;
     /// Log level of the kernel's debug builds; stored without effect. Default 0.
     debug_level: i32 = 0, NUMBER;
-    /// Defence that removes half-open connections: 0 off, 1 and 2 automatic (see `amemthresh`), 3
-    /// always. Default 0.
+    /// Defence that removes half-open connections and some idle ones: 0 off, 1 and 2 automatic (see
+    /// `amemthresh`), 3 always. Default 0.
     drop_entry: i32 = 0, Within(0..=3);
     /// Defence that drops packets which would open connections: 0 off, 1 and 2 automatic (see
     /// `amemthresh`), 3 always. Default 0.
     drop_packet: i32 = 0, Within(0..=3);
     /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Only an empty list has an
-    /// effect here: it stops the estimation, as `run_estimation` does. Default 0.
+    /// effect here: it stops the estimation, as `run_estimation` 0 does. Default 0.
     est_cpulist: String = "0".into(), CPU_LIST;
     /// Nice value of the kernel's estimator threads; stored without effect. Default 0.
     est_nice: i32 = 0, Within(-20..=19);
@@ -140,7 +140,8 @@ sysctls! {
     /// Maximum number of messages in the queue of each port of a master. Default 16384 (the
     /// kernel's depends on its memory).
     sync_qlen_max: i32 = 16_384, NUMBER;
-    /// Interval in seconds at which a connection is synchronised; 0 means that `sync_threshold`
+    /// Difference in seconds, between the end of a connection's timer and the end that was sent
+    /// last, at which the connection is synchronised again; 0 means that only `sync_threshold`
     /// applies. Default 0.
     sync_refresh_period: u32 = 0, POSITIVE;
     /// Number of repeated messages about a refreshed connection, 0 to 3. Default 0.

@@ -7,6 +7,7 @@ pub enum WhenFull {
     #[default]
     Drop,
     /// Evict another connection for the new one: first a half-open, ended or unused one, then an
-    /// idle one; never a connection that transfers data.
+    /// idle one; never a connection that transfers data. If no candidate is found, refuse the new
+    /// connection.
     Evict,
 }

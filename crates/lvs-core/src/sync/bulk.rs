@@ -1,6 +1,6 @@
 //! Messages of the replication between peers, which IPVS does not have: each connection with its
-//! remaining time, the removal of connections, and digests of all connections, which reveal a lost
-//! update.
+//! remaining time, the removal of connections, and digests of the sender's connections, which
+//! reveal a lost update.
 //!
 //! ```text
 //! item     kind 1 | 0 | length 2 | milliseconds left 4 | a connection as in a message of version 1
@@ -10,8 +10,9 @@
 //! The owner of a connection is the director that receives its packets; it replicates the
 //! connection, and the peers store a *borrowed* replica. A director that receives a packet of a
 //! borrowed connection becomes its owner. The sender maintains a digest of the connections that it
-//! owns, and the receiver a digest of those that it has borrowed. A change of a connection changes
-//! the digest at once: its hash is combined with the sum of its range by exclusive or.
+//! owns, and the receiver a digest of the connections that it has borrowed. When a connection is
+//! added or removed, the digest changes at once: the hash of the connection is combined with the
+//! sum of its range by exclusive or.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -344,7 +345,8 @@ impl Identity {
     }
 }
 
-/// Digests of the connections that a shard owns or has borrowed, and its outgoing updates.
+/// Digests of the connections that a shard owns or has borrowed, and the outgoing updates of the
+/// shard.
 #[derive(Debug)]
 pub(crate) struct Replicas {
     keys: [u64; 2],
@@ -394,7 +396,8 @@ impl Replicas {
         borrowed.is_some_and(|borrowed| ranges.has(identity.hash(borrowed.keys)))
     }
 
-    /// Adds a connection to the digest of those borrowed from a peer; with `is` false, removes it.
+    /// Adds a connection to the digest of the connections borrowed from a peer; with `is` false,
+    /// removes the connection.
     pub(crate) fn lend(&mut self, peer: usize, identity: &Identity, is: bool) {
         if let Some(Some(borrowed)) = self.borrowed.get_mut(peer) {
             let hash = identity.hash(borrowed.keys);
@@ -415,7 +418,8 @@ impl Replicas {
     }
 
     /// Takes the outgoing buffer, so that the caller can append to it and [return](Self::put_back)
-    /// it; `None` if no peer is subscribed, or if the buffer is full.
+    /// it; `None` if no peer is subscribed, or if the buffer is full. A full buffer means that an
+    /// update is lost, which is recorded.
     pub(crate) fn take_buffer(&mut self) -> Option<Vec<u8>> {
         if !self.has_receiver {
             return None;

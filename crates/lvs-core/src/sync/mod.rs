@@ -19,7 +19,7 @@ pub(crate) use self::queue::{
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// The UDP port of a daemon; further threads use the next ports.
+/// The default UDP port of a daemon; further threads use the next ports.
 pub const PORT: u16 = 8848;
 /// The default multicast group.
 pub const GROUP: core::net::Ipv4Addr = core::net::Ipv4Addr::new(224, 0, 0, 81);

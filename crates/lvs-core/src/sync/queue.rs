@@ -64,8 +64,8 @@ impl Queue {
         ports.filter_map(PortQueue::next_message).min()
     }
 
-    /// Completes the message of each port that is being filled, because the master has stopped: all
-    /// queued entries are sent.
+    /// Completes the message of each port that is being filled, because the master has stopped and
+    /// no further entry will fill it.
     pub(crate) fn finish(&mut self, sysctls: &Sysctls) {
         for queue in &mut self.ports {
             if !queue.buffer.is_empty() {
@@ -222,8 +222,8 @@ pub(crate) fn needed(
     Some(end)
 }
 
-/// The number of the latest of a client's packets, after `before` and up to `packets`, for which
-/// [`needed`] would send the connection.
+/// The highest packet number above `before` and up to `packets` at which [`needed`] would send the
+/// connection by its number of packets; `None` if there is no such number.
 pub(crate) fn latest_due(before: u32, packets: u32, sysctls: &Sysctls) -> Option<u32> {
     let (threshold, period) = sysctls.sync_threshold;
     let passed = packets.wrapping_sub(before);

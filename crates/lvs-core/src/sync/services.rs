@@ -1,5 +1,5 @@
-//! Digests of services and of their servers, which peers compare. If they are equal, both directors
-//! choose the same server for a client.
+//! Digests of services and of their servers, which peers compare. If they are equal, a scheduler
+//! whose choice depends only on the client chooses the same server at both directors.
 //!
 //! ```text
 //! services  each: key 20 | choice 8 | ways 8
@@ -21,7 +21,7 @@ use crate::conn::sip13;
 use crate::service::ServiceKeyOrd;
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
-/// Maximum number of services whose digests are sent: those with the lowest keys.
+/// Maximum number of services whose digests are sent: the services with the lowest keys.
 pub const SERVICES_MAX: usize = 1 << 16;
 /// Length in bytes of a service's key and digest.
 pub const SERVICE_LEN: usize = KEY_LEN + 16;
@@ -85,7 +85,7 @@ fn parse_key(bytes: &[u8; KEY_LEN]) -> Result<ServiceKey, Malformed> {
 /// The digest of a service and of its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceDigest {
-    /// Digest of everything on which the choice of a server depends.
+    /// Digest of the settings on which the choice of a server depends.
     pub choice: u64,
     /// Digest of the paths to the servers; 0 if a server is the director itself, because no other
     /// director has that path.
@@ -93,8 +93,8 @@ pub struct ServiceDigest {
 }
 
 impl ServiceDigest {
-    /// Whether two directors choose the same servers, and reach them by the same paths. If `ways`
-    /// is 0 at one of them, the paths count as equal.
+    /// Whether the settings on which the choice of a server depends are equal, and the paths to the
+    /// servers. If `ways` is 0 at one of the directors, the paths count as equal.
     pub const fn is_like(&self, other: &Self) -> bool {
         let unknown = self.ways == 0 || other.ways == 0;
         self.choice == other.choice && (unknown || self.ways == other.ways)
@@ -173,7 +173,7 @@ impl ServiceDigests {
         Ok(Self(all))
     }
 
-    /// The services whose digests differ from those of a peer.
+    /// The services whose digests differ from the peer's.
     pub fn compare<'a>(&'a self, theirs: &'a Self) -> impl Iterator<Item = Differs> + 'a {
         let ours = self.0.iter().filter_map(|(key, digest)| {
             let other = theirs.0.get(key);

@@ -62,7 +62,7 @@ pub struct Forward {
     /// The connection; `None` for a one-packet connection that has already ended.
     pub conn: Option<ConnId>,
     /// The real server; `None` if the connection has no server (bypass, or received by
-    /// synchronisation).
+    /// synchronisation for a server that is not configured).
     pub server: Option<ServerId>,
     /// NAT, full NAT, direct routing, tunnel, local or bypass.
     pub method: Forwarding,
@@ -196,7 +196,8 @@ reasons! {
 }
 
 impl DropReason {
-    /// The reasons why a packet of a client opens no connection of its service.
+    /// The reasons for which a packet that would open a connection of a service is dropped or
+    /// refused.
     pub const REFUSALS: [Self; 9] = [
         Self::NoServer,
         Self::TableFull,

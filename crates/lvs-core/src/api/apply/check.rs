@@ -205,7 +205,8 @@ fn set_local<'a>(
     Ok(Step::SetLocal(pool, wanted.hairpin))
 }
 
-/// Checks whether full NAT can use these local addresses: their number, and each address.
+/// Checks whether full NAT can use these local addresses: their number, each address, and that no
+/// address is listed twice.
 fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.len() > LOCAL_ADDRESSES_MAX {
         let count = addresses.len();

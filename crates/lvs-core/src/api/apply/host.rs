@@ -35,8 +35,8 @@ pub trait Host {
         Some(1500)
     }
 
-    /// The ports of a local address that full NAT may use: those outside the range from which the
-    /// host's kernel chooses ports.
+    /// The ports of a local address that full NAT may use: the ports outside the range from which
+    /// the host's kernel chooses ports. By default, all unprivileged ports.
     fn local_ports(&self, addr: IpAddr) -> LocalAddress {
         LocalAddress::new(addr)
     }
@@ -58,7 +58,7 @@ pub enum Need<'a> {
     Server(Forwarding),
     /// A rule to be added, which sets firewall marks.
     Mark(&'a MarkRule),
-    /// A local address for full NAT, to be added.
+    /// A local address that full NAT will use.
     Local(IpAddr),
     /// A virtual address for which the dataplane will answer ARP.
     Own(IpAddr),

@@ -45,8 +45,8 @@ pub struct Refused {
     pub failure: Failure,
 }
 
-/// The parts of the configuration that a list of changes has changed. The dataplane must update its
-/// copies of these parts.
+/// The changed parts of the configuration of which the dataplane has copies. The dataplane must
+/// update these copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,
@@ -64,8 +64,9 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// Services that were added, edited or deleted themselves, or whose servers were. Services that
-    /// a flush deleted are not included ([`flushed`](Self::flushed)).
+    /// Services that were added, edited or deleted, and services of which a server was added,
+    /// edited or deleted. Services that a flush deleted are not included
+    /// ([`flushed`](Self::flushed)).
     pub fn services(&self) -> impl ExactSizeIterator<Item = ServiceKey> + '_ {
         self.services.iter().map(|&key| key.into())
     }
@@ -84,8 +85,9 @@ impl Control {
     /// Each change is checked like a single operation, in the kernel's order of checks.
     ///
     /// # Errors
-    /// The first change that cannot be made. Nothing has changed then. A call that does not change
-    /// the configuration, such as [`Call::Apply`], is not permitted in a list.
+    /// The first change that cannot be made, or the first above the maximum number of changes.
+    /// Nothing has changed then. A call that does not change the configuration, such as
+    /// [`Call::Apply`], is not permitted in a list.
     pub fn apply(
         &mut self,
         calls: &[Call],
@@ -186,10 +188,10 @@ impl<'a> Changes<'a> {
         Ok(self.checked < self.calls.len())
     }
 
-    /// Applies up to `count` more of the checked changes. A flush counts as one for each service;
-    /// the deletion of a service counts as one for itself and one for each server. After the last
-    /// change, returns the parts of the state that the dataplane must update; until then, returns
-    /// `None`.
+    /// Applies up to `count` more of the checked changes. The deletion of a service counts as one
+    /// for itself and one for each server; a flush counts as the deletion of each service. After
+    /// the last change, returns the parts of the state that the dataplane must update; until then,
+    /// returns `None`.
     ///
     /// For packets, a list of at most `count` calls without a flush takes effect at once: only the
     /// removal of the servers of deleted services may need further calls.

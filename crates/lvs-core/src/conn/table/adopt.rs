@@ -29,7 +29,7 @@ pub struct Adoption {
 
 impl Adoption {
     /// Sets the difference: clock of the previous process minus clock of this process. Deadlines in
-    /// the table refer to the former.
+    /// the table refer to the clock of the previous process.
     #[must_use]
     pub const fn of_a_clock_ahead(mut self, by: Duration) -> Self {
         self.ahead = by;
@@ -57,8 +57,8 @@ impl ConnTable {
     }
 
     /// Adopts at most `budget` entries. `keep` translates the values of an entry that have another
-    /// meaning in this process, or rejects the entry, which is then removed. Returns `true` if
-    /// entries remain.
+    /// meaning in this process, or rejects the entry. A rejected entry is removed, and so is an
+    /// entry in a wrong bucket. Returns `true` if entries remain.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -92,7 +92,7 @@ impl ConnTable {
     }
 
     /// Adds an entry of another table, as the newest of its equal entries, with its deadline;
-    /// `None` if no slot is free.
+    /// `None` if the table has no room for the entry.
     pub(crate) fn move_in(&mut self, draft: &Draft, expires: Instant, now: Instant) -> Option<u32> {
         let handle = self.insert(draft, now)?;
         self.restart_until(handle, expires);
@@ -162,7 +162,8 @@ impl ConnTable {
         }
     }
 
-    /// Adds the entries of the overflow to its index, in the order of their creation.
+    /// Adds the adopted entries of the overflow to its index, in the order of their creation, and
+    /// frees the other slots. Removes an entry if the index is full.
     fn adopt_overflow(&mut self, adoption: &mut Adoption) {
         self.forget_homes();
         let mut entries = core::mem::take(&mut adoption.overflow);

@@ -6,11 +6,11 @@
 //! so that they stay in the CPU caches when the slots do not. A look-up reads two words, and then
 //! almost always only the slot of its entry.
 //!
-//! Three more bits of the hash select a slot of the first bucket: the *home* of the entry, which is
-//! used if it is free. A look-up reads the home slot first. It then waits for memory once, instead
-//! of once for the tags and once for the slot. With steady turnover, 90% of the entries are at home
-//! if a tenth of the table is used, and 70% if a quarter is used. In a fuller table, look-ups skip
-//! this step.
+//! Three more bits of the hash select a slot of the first bucket: the *home* of the entry. A new
+//! entry in the first bucket uses this slot if it is free. A look-up reads the home slot first. It
+//! then waits for memory once, instead of once for the tags and once for the slot. With steady
+//! turnover, 90% of the entries are at home if a tenth of the table is used, and 70% if a quarter
+//! is used. In a fuller table, look-ups skip this step.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;

@@ -75,8 +75,8 @@ impl ConnTable {
         }
     }
 
-    /// The newest entry in the overflow region that matches the same packets as `draft` in the
-    /// direction `side`.
+    /// The newest entry in the index of the overflow that matches the same packets as `draft` in
+    /// the direction `side`.
     fn newest_like(&self, draft: &Draft, side: Side) -> Option<u32> {
         if side == Side::Out && !draft.has_out_side() {
             return None;

@@ -44,8 +44,8 @@ impl ConnTable {
         self.find_client(key, 0, kind::TEMPLATE, &Ahead::NONE)
     }
 
-    /// The newest entry with this client address and `port`, and with exactly these [kind
-    /// bits](super::slot::kind).
+    /// The newest entry with this client address, `port`, virtual address and protocol, and with
+    /// exactly these [kind bits](super::slot::kind).
     #[inline]
     fn find_client(&self, key: &Key, port: u16, kinds: u64, ahead: &Ahead) -> Option<u32> {
         let (IpAddr::V4(client), IpAddr::V4(virt)) = (key.client.ip(), key.virt.ip()) else {
@@ -346,7 +346,8 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// If no entry has this client, records that the address and port do not belong to a client.
+    /// If it is certain that no entry has this client, records that the address and port do not
+    /// belong to a client.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
@@ -356,8 +357,8 @@ impl ConnTable {
         }
     }
 
-    /// Records that `source` is not a client, if no entry has it as its client and `ahead` was
-    /// prepared for it. Does nothing for IPv6.
+    /// Records that `source` is not a client. Does nothing if an entry may have `source` as its
+    /// client, if `ahead` was not prepared for `source`, or for IPv6.
     #[inline]
     pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -378,8 +379,9 @@ impl ConnTable {
         }
     }
 
-    /// Prefetches: calls `load` with the words that a look-up of a packet between these two
-    /// addresses will read, with either address as the client. [`aim`](Self::aim) continues.
+    /// Prefetches: calls `load` with the first words that a look-up of a packet between these two
+    /// addresses reads. Either address may be the client, unless it is known not to be one.
+    /// [`aim`](Self::aim) continues.
     #[inline]
     pub(crate) fn ahead(
         &self,

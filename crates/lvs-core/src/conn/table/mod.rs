@@ -64,8 +64,8 @@ pub(crate) use self::wheel::tick_of;
 use super::{Draft, flag};
 use crate::{Instant, Protocol};
 
-/// A look-up reads the home slot of an entry first if fewer than one in this many slots of the
-/// region are in use: at least 70 of 100 entries are then in their home slots.
+/// A look-up reads the home slot of an entry first if the used slots of the region are fewer than
+/// all its slots divided by this number: at least 70 of 100 entries are then in their home slots.
 const HOMELY: usize = 4;
 
 /// Number of buckets whose used slots are counted together, so that a listing skips empty parts of
@@ -170,8 +170,9 @@ impl Slots {
         Entry::wide(region.line(line), region.line(line + 1))
     }
 
-    /// Loads the cache lines that the removal of an entry will need. Returns a word of them, so
-    /// that the compiler keeps the access.
+    /// Loads the tag word of an entry, which the removal of the entry will need, into the CPU
+    /// cache. Returns the word, so that the compiler keeps the access; 0 for an entry of the
+    /// overflow, whose removal needs no tag word of its slot.
     #[inline]
     fn warm(&self, handle: u32) -> u64 {
         if !self.in_place(handle) {
@@ -294,7 +295,7 @@ impl ConnTable {
     }
 
     /// Inserts an entry, as the newest of its equal entries, and starts its timer; `None`, without
-    /// a change, if the table is full.
+    /// a change, if the table is full or no slot is free for the entry.
     pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
         if self.len >= self.capacity {
             return None;
@@ -460,8 +461,9 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// Removes the due entries of the earliest tick from the wheel. Empty if there are none, or if
-    /// the budget is used up. Return the vector with [`recycle`](Self::recycle).
+    /// Removes due entries from the wheel, all of one tick or a portion of them, and returns them.
+    /// The result is empty if no entry is due, or if the budget is used up. Return the vector with
+    /// [`recycle`](Self::recycle).
     pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         loop {
             let Some(tick) = self.due_tick(now, budget) else {
@@ -485,8 +487,9 @@ impl ConnTable {
         self.wheel.next_tick(&self.slots, tick_of(now), budget)
     }
 
-    /// Removes the due entries of the tick that [`due_tick`](Self::due_tick) has found from the
-    /// wheel, and returns them.
+    /// Removes due entries of the tick that [`due_tick`](Self::due_tick) has found from the wheel,
+    /// all or a portion of them, and returns them. Controlled entries come before the entries that
+    /// control them.
     pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         let mut due = core::mem::take(&mut self.due);
         due.clear();
@@ -512,13 +515,12 @@ impl ConnTable {
         due
     }
 
-    /// Takes back the vector that [`take_due_by`](Self::take_due_by) returned, in order to reuse
-    /// its memory.
+    /// Takes back a vector of due entries, in order to reuse its memory.
     pub(crate) fn recycle(&mut self, due: Vec<u32>) {
         self.due = due;
     }
 
-    /// The time at which the caller must next look for due entries; `None` if there are none.
+    /// The time at which the caller must next look for due entries; `None` if no timer is running.
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         self.wheel.next_wakeup()
     }

@@ -177,8 +177,8 @@ impl Overflow {
         true
     }
 
-    /// Removes an entry from one side of the index, and replaces it by the next older equal entry.
-    /// If only one equal entry remains, returns this entry.
+    /// Removes an entry from one side of the index. If the entry was the newest, the next older
+    /// equal entry replaces it. If only one equal entry remains, returns this entry.
     pub(super) fn leave(&mut self, handle: u32, side: Side, entry: Entry<'_>) -> Option<u32> {
         let hash = self.hash_of(entry, side);
         let old = side.reference(handle);

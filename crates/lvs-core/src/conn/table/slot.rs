@@ -37,7 +37,7 @@ use crate::{Forwarding, Instant, Protocol, State};
 /// Eight words: a narrow slot, or half of a wide slot.
 pub(super) type Line = [AtomicU64; 8];
 
-/// The hashed bits of w0: all bits except those of the kind.
+/// The hashed bits of w0: all bits except the kind bits.
 pub(super) const IDENTITY: u64 = (1 << 56) - 1;
 /// In w1 and w2 of a narrow slot: address and port.
 pub(super) const PEER: u64 = (1 << 48) - 1;
@@ -587,8 +587,8 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Writes all words except those of the deadline and of the wheel; the first word is written
-    /// last.
+    /// Writes the fields of `draft`, and resets the next hop and the other kind bits; the first
+    /// word is written last. The deadline, the tick in the wheel and the epoch stay.
     pub(super) fn write(self, draft: &Draft) {
         self.write_armed(draft, self.armed(), self.epoch());
     }

@@ -84,7 +84,8 @@ impl ConnTable {
         None
     }
 
-    /// Handles of the entries in a window of the slots of regions that have entries.
+    /// Handles of the entries in a window of slots, numbered as for
+    /// [`populated_slot`](Self::populated_slot).
     pub(crate) fn populated_in(&self, window: Range<usize>) -> impl Iterator<Item = u32> + '_ {
         window
             .filter_map(|n| self.populated_slot(n))

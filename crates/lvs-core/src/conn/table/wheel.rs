@@ -50,7 +50,7 @@ const CHUNK_SHIFT: u32 = 6;
 const HEADER: usize = 2;
 const RECORDS: usize = CHUNK - HEADER;
 
-/// Ticks between two portions of a page that is spread.
+/// Number of ticks between two portions of a page whose records are distributed.
 const PORTION_TICKS: u64 = 64;
 /// Number of portions of a page: they take three quarters of its time, and the last quarter is a
 /// reserve.
@@ -76,7 +76,7 @@ pub(crate) struct Wheel {
     chunks: Vec<u32>,
     /// The first chunk of the list of free chunks; 0 for none.
     free: u32,
-    /// Number of chunks that were ever used.
+    /// Number of the first chunk that was never used.
     used: u32,
     /// Position of the record of each handle in the wheel.
     places: Vec<u32>,
@@ -146,9 +146,9 @@ impl Wheel {
         self.stays
     }
 
-    /// Advances to the next tick up to `limit` in which entries may be due. It distributes at most
-    /// `budget` records of the skipped ticks to lower levels. `None` if no entry is due up to
-    /// `limit` or the budget is used up.
+    /// Advances to the next tick up to `limit` in which entries may be due. Distributes at most
+    /// `budget` records of pages and books to lower levels. `None` if no entry is due up to `limit`
+    /// or the budget is used up.
     pub(super) fn next_tick(
         &mut self,
         slots: &Slots,
@@ -176,8 +176,9 @@ impl Wheel {
         }
     }
 
-    /// Removes at most `budget` slots that are due at `now` from the bucket of the present tick,
-    /// and appends them to `due`.
+    /// Examines at most `budget` slots in the bucket of the present tick. Removes the slots that
+    /// are due at `now`, and appends them to `due`. Moves the slots of later ticks to their
+    /// buckets.
     pub(super) fn take_due(
         &mut self,
         slots: &Slots,
@@ -242,7 +243,8 @@ impl Wheel {
         Some(start_of(tick + 1))
     }
 
-    /// The next tick with work: a bucket with records, or a portion to distribute.
+    /// The next tick at which the wheel has work: it reaches a bucket with records, or must
+    /// distribute a portion, a page or a book. Without work, the start of the next page.
     fn next_stop(&self) -> u64 {
         let page = self.tick >> PAGE_BITS;
         let tick = self.next_occupied(0, TICKS, self.tick, (page + 2) << PAGE_BITS);
@@ -306,7 +308,8 @@ impl Wheel {
         }
     }
 
-    /// Distributes the portions that are due. `false` if the budget is used up first.
+    /// Distributes the records of the book and the page that are reached, and the due portions of
+    /// the next page. `false` if the budget is used up first.
     fn spread(&mut self, slots: &Slots, budget: &mut usize) -> bool {
         let page = self.tick >> PAGE_BITS;
         // A book is distributed to its pages before the first of these pages is distributed.

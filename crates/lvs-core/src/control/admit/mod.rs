@@ -41,7 +41,7 @@ pub(super) struct Ask<'a> {
 enum Opened {
     /// A connection in the shard's table.
     Entry(u32),
-    /// A one-packet connection, with its template.
+    /// A one-packet connection, with its template, if any.
     Once(Draft, Option<(u32, Arc<Template>)>),
 }
 
@@ -114,8 +114,8 @@ impl Control {
         self.schedule_icmp_error(shard, error, now)
     }
 
-    /// Opens a connection, if the packet may open one and a server is available
-    /// (`*_conn_schedule`).
+    /// Decides on a packet that belongs to no connection: opens a connection, if the packet may
+    /// open one and a server is available (`*_conn_schedule`).
     fn schedule(&mut self, shard: &mut Shard, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let Tuple { protocol, src, dst } = meta.tuple;
         let sysctls = &self.settings.sysctls;
