@@ -1,11 +1,12 @@
 //! The scheduling of packet workers by the kernel.
 //!
 //! Packets must not wait for the computations of other programs. So a worker has real-time
-//! scheduling, if the host permits it, while it uses less than half of a processor. A worker that
-//! uses more is demoted, so that a flood does not stop the rest of the host. Demoted workers, and
-//! workers without the permission, have a larger share of the processor than other programs, and
-//! shorter slices. A worker checks its use of the processor between any two batches and jobs: a
-//! long round does not delay the check.
+//! scheduling, if this is configured and the host permits it, while it uses less than half of a
+//! processor. A worker that uses more is demoted, so that a flood does not stop the rest of the
+//! host, until it uses less than a quarter. Demoted workers, and workers without the permission,
+//! have a larger share of the processor than other programs, and shorter slices. A worker checks
+//! its use of the processor between any two batches and jobs: a long round does not delay the
+//! check.
 
 use std::io;
 use std::time::{Duration, Instant as SystemInstant};

@@ -25,7 +25,8 @@ pub(super) struct Report {
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
     evicted: Evictions,
-    /// Number of packets dropped because a neighbour did not answer.
+    /// Number of packets dropped because a neighbour did not answer, or too many packets waited for
+    /// it.
     unresolved: u64,
     /// Number of frames that could not be sent.
     pub(super) unsent: u64,
@@ -125,7 +126,8 @@ impl Report {
         drops.chain(evicted).chain(accepts)
     }
 
-    /// All counters by reason. `templates`: as for [`decisions`](Self::decisions).
+    /// The counters of packet workers by reason; those of synchronisation and of the kernel fast
+    /// path are separate. `templates`: as for [`decisions`](Self::decisions).
     pub(super) fn reasons(&self, templates: u64) -> Vec<ReasonCount> {
         let frames = FrameDrop::ALL
             .iter()

@@ -47,8 +47,8 @@ macro_rules! arrays {
         }
 
         impl Arrays {
-            /// Creates the arrays. Those of the connection table have a region for each of
-            /// `workers`.
+            /// Creates the arrays, or opens the arrays of the predecessor. The arrays of the
+            /// connection table have a region for each of `workers`.
             pub(super) fn new(
                 $layout: &Layout,
                 workers: NonZeroUsize,

@@ -1,8 +1,8 @@
 //! Replication between peers over TCP. Each director sends its connections to its peers: first all
-//! of them (full sync), then the changes (updates). A restarted director therefore has the
-//! connections of its peers before it receives packets.
-//! [`lvs_core::sync::bulk`] selects the connections to send; this module has keys, sessions and
-//! threads. In a session, the *sender* sends connections, and the *receiver* stores them.
+//! of them (full sync), then the changes (updates). A restarted director can therefore get the
+//! connections of its peers before it receives packets. [`lvs_core::sync::bulk`] selects the
+//! connections to send; this module has keys, sessions and threads. In a session, the *sender*
+//! sends connections, and the *receiver* stores them.
 //!
 //! ```text
 //! lvs-worker-N ─ changes, pieces of a walk, digests ─▶ Outgoing, bounded ─▶ lvs-peer-sends ─▶ peer
@@ -181,7 +181,7 @@ impl Peers {
     /// Starts the sessions with the peers.
     ///
     /// # Errors
-    /// The reason and the fix, as text.
+    /// The reason, as text.
     pub(super) fn start(
         config: &PeersConfig,
         context: &Arc<Context>,

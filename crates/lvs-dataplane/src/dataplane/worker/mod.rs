@@ -111,7 +111,7 @@ impl Equipment {
 /// A worker's part of the exchange of packets with other workers.
 #[derive(Default)]
 struct Others {
-    /// The processor of this worker; `None` if workers share processors.
+    /// The processor to which this worker is bound; `None` if it may run on any processor.
     cpu: Option<usize>,
     /// For each other worker, the packets for it.
     outboxes: Vec<Vec<Parcel>>,
@@ -624,7 +624,8 @@ impl Worker {
 
     // --- synchronisation -------------------------------------------------------------------------
 
-    /// Passes the messages that are due to the synchronisation master.
+    /// Passes due messages to the synchronisation master. Messages for which the master's queue has
+    /// no room are dropped and counted.
     fn send_sync(&mut self) {
         if let Some(at) = self.decider.shard.next_sync_message() {
             let now = self.context.now();
