@@ -297,7 +297,8 @@ pub(super) fn about(processors: u32) -> [u64; HOST_WORDS] {
 }
 
 /// Attaches a program to an interface. With `pin`, the link is pinned there and stays when the
-/// dataplane is killed; a predecessor's link at `pin` gets the program instead.
+/// dataplane is killed, or a failure to pin it is logged. A predecessor's link at `pin` gets the
+/// program instead.
 pub(super) fn attach(
     program: &Program,
     ifindex: u32,

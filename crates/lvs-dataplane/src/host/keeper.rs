@@ -106,7 +106,7 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 pub(super) struct Next {
     generation: u64,
-    /// Whether the next snapshot differs from the last one.
+    /// Whether the next snapshot differs from the last one in anything but its tables.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
     /// Whether neighbours have changed, perhaps only in their state.
@@ -720,7 +720,8 @@ impl Keeper {
         self.waits.all(self.dataplane.now()).collect()
     }
 
-    /// Why clients on this host cannot reach services on its own addresses; `None` if they can.
+    /// Why clients on this host cannot reach services on its own addresses; `None` if they can, if
+    /// there are no such services, or with the TUN backend.
     pub(crate) fn local_clients(&self) -> Option<Waiting> {
         self.loopback.as_ref()?.trouble(self.dataplane.now())
     }

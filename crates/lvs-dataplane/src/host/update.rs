@@ -1,9 +1,9 @@
 //! Applies services, servers, virtual addresses and settings of the control half to the host.
 //!
-//! The cost of an update is in proportion to the change: added services and servers are intercepted
-//! at once. Removed ones stay intercepted until the keeper compares the whole configuration, after
-//! a second without changes. Until then, the dataplane reinjects packets of removed services into
-//! the host.
+//! With many services and servers, the cost of an update is in proportion to the change: added
+//! services and servers are intercepted at once. Removed ones stay intercepted until the keeper
+//! compares the whole configuration, after a second without changes. Until then, the dataplane
+//! reinjects packets of removed services into the host.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -317,8 +317,9 @@ impl Keeper {
         }
     }
 
-    /// Adds the packets of mark rules to `spec`, and their single destination addresses to `vips`.
-    /// Returns all destination addresses of these rules.
+    /// Adds the packets of rules for marks to `spec`, and the single destination addresses of these
+    /// rules to `vips`. Returns all their destination addresses. Rules that pass packets to the
+    /// host do not count.
     fn add_marks(&self, spec: &mut Intercept, vips: &mut HashSet<IpAddr>) -> HashSet<IpAddr> {
         let mut reached = HashSet::new();
         let rules = self.next.marks.iter().flat_map(|marks| marks.iter());
