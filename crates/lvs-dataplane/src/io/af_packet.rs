@@ -35,7 +35,7 @@ use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 /// Longest total wait of one call of `send` for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
 
-/// Counters of the backend since it was opened.
+/// Counters of the frames that the backend could not send since it was opened, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketCounters {
     /// Number of frames that were not sent because a queue or buffer was full.
@@ -403,7 +403,8 @@ impl Receiver {
         Ok((count, kept))
     }
 
-    /// Completes the frame of message `i`. Returns false if the message was truncated.
+    /// Completes the frame of message `i`. Returns false if the message was truncated, or the VLAN
+    /// tag does not fit.
     fn take_message(&mut self, i: usize, frame: &mut Frame) -> bool {
         let (header, len, aux) = self.messages.received(i);
         if u32::try_from(len).is_ok_and(|len| len < aux.len) {
@@ -519,8 +520,8 @@ impl Receiver {
     }
 }
 
-/// Creates a frame that stays in its slot of the ring; `None` if the slot has no valid virtio
-/// header or the VLAN tag does not fit.
+/// Creates a frame that stays in its slot of the ring; `None` if the slot is not valid or has no
+/// valid virtio header, or the VLAN tag does not fit.
 fn lent(found: RingFrame) -> Option<Frame> {
     let offload = vnet::decode(found.header()?);
     let place = found.start..found.start.checked_add(found.captured)?;

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Time limit for a stopping master to send its remaining messages.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Sends messages until `stop` is set, and then the remaining ones.
+/// Sends messages until `stop` is set, and then the remaining ones, within [`LAST_PATIENCE`].
 pub(super) fn run(
     mut sockets: Sockets,
     director: &dyn Director,

@@ -110,7 +110,8 @@ impl Daemons {
     /// `sync_ports` at the start of the first daemon, and `sock_size` that of `sync_sock_size`.
     ///
     /// # Errors
-    /// IPVS would refuse to start the daemon, or no descriptor or thread is available.
+    /// IPVS would refuse to start the daemon, no descriptor or thread is available, or the
+    /// dataplane is not running.
     pub(crate) fn prepare(
         &self,
         daemon: &SyncDaemon,

@@ -202,7 +202,7 @@ impl StateKeeper {
     }
 }
 
-/// Opens the memory file again: its own open file description has its own lock.
+/// Opens the memory file again: the new open file description has a separate lock.
 fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     File::options().read(true).write(true).open(path)

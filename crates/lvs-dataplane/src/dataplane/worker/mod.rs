@@ -699,7 +699,8 @@ impl Worker {
         }
     }
 
-    /// Drops the packets that wait for these neighbours, which do not answer.
+    /// Drops the packets that wait for these neighbours, which do not answer, and sends ICMP errors
+    /// to the senders.
     pub(super) fn give_up_neighbours(&mut self, neighbours: &[(PortId, IpAddr)]) {
         if self.pipeline.held.is_empty() {
             return;

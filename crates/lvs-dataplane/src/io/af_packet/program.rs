@@ -143,7 +143,7 @@ impl Assembler {
         }
     }
 
-    /// Loads the port of the client's side from scratch memory.
+    /// Loads the port of the client's side, or 0 if only addresses count, and jumps to the hash.
     fn port(&mut self, place: u32, plan: &Plan) {
         if plan.by_address {
             self.add(LOAD_X_K, 0);
