@@ -208,7 +208,7 @@ mod tests {
     use lvs_packet::net::PortInfo;
     use lvs_packet::wire::Mac;
 
-    /// Interfaces with these names, and the numbers 1, 2, 3.
+    /// Interfaces with these names, numbered from 1.
     fn tables(names: &[&str]) -> Tables {
         let mut tables = Tables::default();
         for (number, name) in (1..).zip(names) {
