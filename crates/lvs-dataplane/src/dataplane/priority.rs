@@ -17,8 +17,8 @@ use lvs_sys::{run_in_real_time, run_in_slices, thread_time};
 
 /// The nice value of packet workers without real-time scheduling (sched_setattr(2)).
 pub(super) const NICE: i32 = -10;
-/// Time slice of a packet worker without real-time scheduling. It is shorter than that of other
-/// programs, so that a worker that wakes up preempts them.
+/// Time slice of a packet worker without real-time scheduling. It is shorter than the slices of
+/// other programs, so that a worker that wakes up preempts them.
 const SLICE: Duration = Duration::from_micros(100);
 /// Interval between two decisions about real-time scheduling.
 const PERIOD: Duration = Duration::from_millis(100);

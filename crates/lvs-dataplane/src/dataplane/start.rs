@@ -39,7 +39,7 @@ use lvs_process::server::{self, Permissions, Server};
 use lvs_sys::TablePages;
 use lvs_sys::random;
 
-/// A running dataplane. Dropping it stops it.
+/// A running dataplane. Dropping this value stops the dataplane.
 #[derive(Debug)]
 pub struct Dataplane {
     handle: Arc<Handle>,

@@ -102,7 +102,7 @@ impl Keeping {
 /// calls.
 #[derive(Debug, Deserialize, Serialize)]
 struct Kept<C> {
-    /// The calls that create the same services, servers and settings.
+    /// The calls that create the stored services, servers and settings.
     calls: Vec<C>,
     /// For each server of a service, the number of the record that stores its counters.
     #[serde(default)]

@@ -67,7 +67,7 @@ macro_rules! arrays {
                 })
             }
 
-            /// All arrays with their names, except those that grow.
+            /// The arrays that do not grow, with their names.
             pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &SharedArray)> {
                 [$(($name, &*self.$field)),*].into_iter()
             }
@@ -100,7 +100,7 @@ arrays! {
     rules: "lvs_rules", RULE_WORDS * RULES as usize, 1;
 }
 
-/// Creates one array, or opens that of the predecessor.
+/// Creates one array, or opens the predecessor's array.
 fn array(
     name: &'static str,
     words: usize,

@@ -135,8 +135,8 @@ impl FastPath {
         Ok(this)
     }
 
-    /// Removes the filters and pins of a killed dataplane in this network namespace. Returns their
-    /// number.
+    /// Removes the filters and pins of a killed dataplane in this network namespace. Returns the
+    /// number of removed filters and pins.
     ///
     /// # Errors
     /// A running dataplane uses the pins, they cannot be read, or the filters cannot be listed.
@@ -320,7 +320,7 @@ struct AllMaps {
 }
 
 impl AllMaps {
-    /// Creates the maps, or opens those of a predecessor.
+    /// Creates the maps, or opens the maps of a predecessor.
     fn open(
         layout: &Layout,
         workers: NonZeroUsize,

@@ -286,7 +286,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 /// kernel has no cookies.
 pub(super) const COOKIE: usize = 3;
 
-/// The first words of `lvs_about`, before those of the table.
+/// The first words of `lvs_about`, which describe the host.
 pub(super) fn about(processors: u32) -> [u64; HOST_WORDS] {
     let mut words = [0; HOST_WORDS];
     words[0] = MAGIC;

@@ -252,8 +252,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Redirects this host's packets to services on its own addresses into the dataplane. `more`:
-    /// adds these packets to the redirected ones.
+    /// Redirects this host's packets to services on its own addresses into the dataplane. With
+    /// `more`, only adds the packets that it describes; otherwise replaces the redirected packets.
     pub(super) fn follow_loopback(&mut self, more: Option<&Intercept>) {
         let Some(loopback) = &mut self.loopback else {
             return;

@@ -336,9 +336,9 @@ impl Keeper {
         reached
     }
 
-    /// Returns the dataplane's own addresses: the configured ones, those that are announced by
-    /// routes, the local addresses of full NAT, and with `--own-vips` all addresses of services.
-    /// Excludes addresses of the host.
+    /// Returns the dataplane's own addresses: the configured addresses, addresses that are
+    /// announced by routes, the local addresses of full NAT, and with `--own-vips` all virtual
+    /// addresses. Excludes addresses of the host.
     fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
         let all = self.setup.own_all_vips.then_some(vips);
         self.own_vips

@@ -57,7 +57,8 @@ pub struct AfPacket {
     _ingress: Option<Attached>,
     interface: String,
     ifindex: u32,
-    /// The main socket, which sends, and receives all frames except those of [`Firsts`].
+    /// The main socket, which sends, and receives all frames except the SYNs that [`Firsts`]
+    /// receives.
     inlet: Inlet,
     firsts: Option<Box<Firsts>>,
     receiver: Receiver,
@@ -311,9 +312,10 @@ impl Firsts {
     }
 }
 
-/// The rest of the caller's batch. Its buffers and vacant frames are exchanged for those of
-/// received frames, so that two interfaces share a batch without allocations even if only one
-/// receives from a ring.
+/// The rest of the caller's batch: buffers, and vacant frames without a buffer. A frame in a ring
+/// replaces a vacant frame, and a frame in the socket queue needs a buffer. Both are exchanged with
+/// this rest, so that two interfaces share a batch without allocations even if only one receives
+/// from a ring.
 struct Rest<'a> {
     frames: &'a mut [Frame],
     /// Index from which on no frame is vacant.
@@ -389,8 +391,8 @@ impl Receiver {
         }
     }
 
-    /// Receives from a socket's queue. Returns the number of frames that arrived, and of those that
-    /// are complete.
+    /// Receives from a socket's queue. Returns the number of received frames, and the number of
+    /// complete frames among them.
     fn take_messages(&mut self, inlet: &Inlet, frames: &mut [Frame]) -> io::Result<(usize, usize)> {
         let buffers = frames.iter_mut().map(Frame::receive_buffer);
         let count = self.messages.receive(inlet.socket.as_fd(), buffers)?;
@@ -478,8 +480,8 @@ impl Receiver {
         taken
     }
 
-    /// Receives the frames that are in the socket queue. Returns the number of all frames, except
-    /// those that could not be received.
+    /// Receives the frames that are in the socket queue. Removes frames that could not be received,
+    /// and returns the number of remaining frames.
     fn take_queued(
         &mut self,
         inlet: &Inlet,

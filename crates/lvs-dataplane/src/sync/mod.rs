@@ -171,9 +171,9 @@ impl Daemons {
         })
     }
 
-    /// Starts the prepared daemons that are in `wanted`, in place of running ones with the same
-    /// role. Stops the running ones that are not in `wanted`. Returns after the threads of stopped
-    /// daemons have exited.
+    /// Starts the prepared daemons that are in `wanted`, in place of running daemons with the same
+    /// role. If several of one role are prepared, the last one is started. Stops the running
+    /// daemons that are not in `wanted`. Returns after the threads of stopped daemons have exited.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
         // A daemon that is stopped and started again may have other ports and buffers.

@@ -45,7 +45,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// A state keeper without usable memory runs at least this long, so that a starting dataplane can
 /// pass its memory.
 const EMPTY: Duration = Duration::from_secs(60);
-/// Maximum number of kept shields: that of a killed dataplane and those of its successors.
+/// Maximum number of kept shields: of a killed dataplane, and of its successors.
 const SHIELDS: usize = 4;
 
 /// Requests to a state keeper, one byte each.

@@ -59,8 +59,8 @@ const QUEUE_BYTES: usize = 16 << 10;
 /// Longest time that SYNs wait during a SYN flood.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// A stopping worker sends the synchronisation messages that are due within this time, which are
-/// all of them.
+/// All synchronisation messages of a worker are due within this time: a stopping worker sends them
+/// at once.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Interval between two rounds of housekeeping.
@@ -548,8 +548,8 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// Passes the queued packets to the other workers, and drops those for which a worker's inbox
-    /// has no room. Counts both.
+    /// Passes the queued packets to the other workers. Packets for which a worker's inbox has no
+    /// room are dropped. Counts the passed and the dropped packets.
     fn post_parcels(&mut self) {
         let links = self.threads.workers().iter();
         for (link, parcels) in links.zip(&mut self.others.outboxes) {

@@ -377,7 +377,7 @@ impl Shield {
     }
 
     /// Reverts [`add_local_clients`](Self::add_local_clients). Call it for many connections at
-    /// once: each call costs the kernel a grace period, whatever their number.
+    /// once: each call costs the kernel a grace period, regardless of the number of connections.
     ///
     /// # Errors
     /// The kernel refuses, for instance because one of the connections is not hidden.

@@ -394,7 +394,7 @@ impl<'a> Opening<'a> {
     }
 
     /// Opens the socket for SYNs, and excludes SYNs from `others`. On failure, `others` receives
-    /// them.
+    /// the SYNs.
     fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
         let opened = self.first_inlet(|socket| others.share_with(socket));
         self.reported(opened)
