@@ -99,7 +99,7 @@ pub struct Config {
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and its name for
     /// errors.
     pub rules: Option<(String, String)>,
-    /// Rules that set marks on packets.
+    /// Rules for marks, which set marks on packets, drop packets or pass them to the host.
     pub marks: Vec<MarkRule>,
     /// Ports of control connections that the FTP helper reads; empty for no helper.
     pub ftp_ports: Vec<u16>,
@@ -225,7 +225,7 @@ pub struct RulesError {
     pub message: String,
 }
 
-/// Refuses names that cannot be names of interfaces, such as IP addresses.
+/// Refuses names that cannot be names of interfaces, such as names with a slash.
 pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> {
     for name in names {
         let error = if let Some((vlan, _)) = name.split_once('=') {

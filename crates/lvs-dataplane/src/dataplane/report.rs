@@ -34,8 +34,8 @@ pub(super) struct Report {
     pub(super) unasked: u64,
     /// Number of synchronisation messages dropped because their queue was full.
     pub(super) unsynced: u64,
-    /// For each port: the name of its backend, and the number of received frames that were lost
-    /// because the worker was too slow.
+    /// For each port: the name of its backend, and the number of received frames that were lost,
+    /// usually because the worker was too slow.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
     pub(super) workers: Vec<WorkerInfo>,
     pub(super) common: Arc<Common>,

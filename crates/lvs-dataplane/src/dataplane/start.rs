@@ -50,8 +50,8 @@ pub struct Dataplane {
 }
 
 impl Dataplane {
-    /// Starts a dataplane in this thread's network namespace. When it returns, the control socket
-    /// answers and packets are forwarded.
+    /// Starts a dataplane in this thread's network namespace. When it returns successfully, the
+    /// control socket answers and packets are forwarded.
     ///
     /// # Errors
     /// See [`StartError`].

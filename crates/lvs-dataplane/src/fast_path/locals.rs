@@ -62,7 +62,7 @@ pub(super) struct Locals {
     asked: AtomicBool,
     /// Whether creating the map has failed.
     failed: AtomicBool,
-    /// Maximum number of entries: two for each connection.
+    /// Maximum number of entries, of which each connection uses two.
     entries: u32,
     slots: Slots,
 }

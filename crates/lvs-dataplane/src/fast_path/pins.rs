@@ -220,7 +220,7 @@ impl Pins {
             .collect()
     }
 
-    /// Whether another dataplane has left pins.
+    /// Whether the directory contains pins.
     pub(super) fn are_there(&self) -> bool {
         !self.names().is_empty()
     }

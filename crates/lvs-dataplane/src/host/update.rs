@@ -154,7 +154,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Applies the whole configuration: interception, own addresses and neighbours.
+    /// Applies the whole configuration to the host, such as interception, own addresses and
+    /// neighbours.
     fn update_all(&mut self) -> Result<(), String> {
         self.take_settings();
         let Wanted {

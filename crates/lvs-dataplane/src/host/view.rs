@@ -27,7 +27,7 @@ use lvs_packet::shared_map::SharedSet;
 use lvs_packet::steer::Steering;
 use lvs_packet::wire::Mac;
 
-/// The host's interfaces, addresses and routes for the packet path.
+/// The state of the host, and the settings that the packet path uses.
 #[derive(Debug, Default)]
 pub(crate) struct View {
     /// Number of the snapshot. A later snapshot has a higher number.

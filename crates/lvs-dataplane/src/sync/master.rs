@@ -1,4 +1,4 @@
-//! The thread of a sync master: sends the messages of the packet workers.
+//! The thread of a sync master: sends the messages of the packet workers and of the control half.
 
 use std::io::ErrorKind;
 use std::os::fd::AsFd;

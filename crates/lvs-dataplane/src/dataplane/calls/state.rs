@@ -1,4 +1,4 @@
-//! The dataplane's own state: threads, interfaces, counters.
+//! Calls about the dataplane's state, such as its threads, interfaces and counters.
 
 use std::net::IpAddr;
 

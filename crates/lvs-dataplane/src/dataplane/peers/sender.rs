@@ -145,7 +145,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Sends connections, digests and changes until the session is closed.
+    /// Sends connections, digests and changes until the session is closed or fails, or the
+    /// dataplane stops.
     fn tell(&mut self) -> io::Result<()> {
         let (peers, outgoing) = (self.peers, self.outgoing);
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! A packet worker's part of the kernel fast path: it offloads connections, and updates the clock.
+//! A packet worker's part of the kernel fast path, such as the offloading of connections.
 
 use std::sync::Arc;
 use std::time::Duration;

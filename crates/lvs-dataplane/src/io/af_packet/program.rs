@@ -78,7 +78,7 @@ impl Assembler {
         self.ops
     }
 
-    /// Stores the ports that are at an offset from register X, and whether the packet is a SYN.
+    /// Stores the ports at the offset `at`, and with `firsts`, whether the packet is a SYN.
     fn ports(&mut self, protocol_at: u32, load: (u16, u16), at: u32, plan: &Plan, firsts: bool) {
         self.add(load.0, at);
         self.add(STORE, FROM);
