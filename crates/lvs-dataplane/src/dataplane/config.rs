@@ -27,14 +27,15 @@ pub const PEERS_ALARM: Duration = Duration::from_secs(30);
 /// The peers that this director replicates connections with.
 #[derive(Clone, Debug, Default)]
 pub struct PeersConfig {
-    /// The address that peers connect to; `None` for port 8848 of all addresses.
+    /// The address that peers connect to; port 0 means 8848. `None` for port 8848 of all addresses,
+    /// or of all IPv4 addresses if no peer has an IPv6 address.
     pub listen: Option<SocketAddr>,
     /// The addresses of the peers; port 0 means 8848.
     pub peers: Vec<SocketAddr>,
     /// The file with the key that all peers share.
     pub key_file: PathBuf,
-    /// Time after the start for which this director waits for unreachable peers before it is ready;
-    /// zero for no wait.
+    /// Time after the start for which this director waits for unreachable peers before it is ready.
+    /// With zero, it waits for no peer at all.
     pub wait: Duration,
     /// Longest time for which a peer's services may differ from this director's services without an
     /// alarm.
@@ -98,7 +99,7 @@ pub struct Config {
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and its name for
     /// errors.
     pub rules: Option<(String, String)>,
-    /// Rules that set marks on packets.
+    /// Rules for marks, which set marks on packets, drop packets or pass them to the host.
     pub marks: Vec<MarkRule>,
     /// Ports of control connections that the FTP helper reads; empty for no helper.
     pub ftp_ports: Vec<u16>,
@@ -108,7 +109,7 @@ pub struct Config {
     pub peers: Option<PeersConfig>,
     /// The schedulers that services can use.
     pub schedulers: Registry,
-    /// A hook that receives each packet before the director.
+    /// A hook that receives packets before the director.
     pub hook: Option<Box<dyn PacketHook>>,
 }
 
@@ -224,7 +225,7 @@ pub struct RulesError {
     pub message: String,
 }
 
-/// Refuses names that cannot be names of interfaces, such as IP addresses.
+/// Refuses names that cannot be names of interfaces, such as names with a slash.
 pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> {
     for name in names {
         let error = if let Some((vlan, _)) = name.split_once('=') {

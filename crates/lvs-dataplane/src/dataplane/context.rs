@@ -56,8 +56,8 @@ impl Context {
         Arc::new(Self::new(control, Err(FastPathInfo::default())))
     }
 
-    /// Locks the control half, for one short operation and never during a wait. Packet workers that
-    /// wait for the lock get it first.
+    /// Locks the control half, for one short operation and never during a wait. While packet
+    /// workers wait for the lock, this thread yields to them, up to [`PATIENCE`] times.
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         let mut patience = PATIENCE;
         while patience > 0 && self.wanted.load(Ordering::Acquire) > 0 {
@@ -67,8 +67,8 @@ impl Context {
         lock(&self.control)
     }
 
-    /// Locks the control half for a packet worker, before all threads that wait in
-    /// [`control`](Self::control).
+    /// Locks the control half for a packet worker. Threads in [`control`](Self::control) yield to
+    /// it.
     pub(super) fn control_for_packet(&self) -> MutexGuard<'_, Control> {
         match self.control.try_lock() {
             Ok(control) => control,

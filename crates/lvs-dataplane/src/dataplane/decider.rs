@@ -433,8 +433,8 @@ fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
 }
 
 /// Returns the action of the first matching rule for marks, and a text that names the rule. Without
-/// `interface`, rules for an interface do not match; the text names those that would match on their
-/// interface.
+/// `interface`, rules for an interface do not match; the text names the rules that would match on
+/// their interface.
 fn marked_by(
     rules: &[MarkRule],
     tuple: &Tuple,

@@ -1,4 +1,5 @@
-//! The fix for each reason why packets were not forwarded, for operators.
+//! For operators: the fixes for the reasons why packets were not forwarded, and for similar
+//! counters.
 
 use lvs_core::{AcceptReason, DropReason};
 

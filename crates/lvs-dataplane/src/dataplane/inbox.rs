@@ -63,8 +63,9 @@ impl Inbox {
         }
     }
 
-    /// Queues parcels in order, and empties `parcels`: those without room in the queue are dropped.
-    /// Returns the number of queued parcels, and whether the caller must wake the worker.
+    /// Queues parcels in order, as far as the queue has room, and drops the others: `parcels` is
+    /// empty afterwards. Returns the number of queued parcels, and whether the caller must wake the
+    /// worker.
     pub(super) fn put(&self, from: usize, parcels: &mut Vec<Parcel>) -> (usize, bool) {
         let others = self.from.len().saturating_sub(1).max(1);
         let Some(queue) = self.from.get(from) else {

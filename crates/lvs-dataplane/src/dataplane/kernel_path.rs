@@ -31,8 +31,9 @@ pub(super) struct Wanted {
 type Opened = (Arc<FastPath>, Vec<Memory>);
 
 impl Wanted {
-    /// Opens the kernel fast path, if it is configured and possible; otherwise returns the reason.
-    /// With [`UseKernel::On`], the reason is a [`StartError`].
+    /// Opens the kernel fast path, if it is configured and possible. Otherwise removes the kernel
+    /// fast path of a killed predecessor, and returns the reason. With [`UseKernel::On`], the
+    /// reason is a [`StartError`], and nothing is removed.
     pub(super) fn open(
         &mut self,
         control: &Control,

@@ -23,7 +23,7 @@ pub(super) struct LocalClients {
 }
 
 impl LocalClients {
-    /// Records a connection; `false` if the limit is reached.
+    /// Records a connection; `false` if it is new and the limit is reached.
     pub(super) fn add(&mut self, client: LocalClient) -> bool {
         if self.known.len() >= CLIENTS_MAX && !self.known.contains(&client) {
             return false;

@@ -58,8 +58,7 @@ struct Region {
 struct Memo {
     places: Box<[Place]>,
     regions: RefCell<Vec<Option<Region>>>,
-    /// Number of look-ups that used the entry of the region, because the cache entry belonged to
-    /// another address.
+    /// Number of look-ups, modulo 256, whose cache entry belonged to another address.
     passed: Cell<u8>,
     /// The present generation; older entries are ignored.
     generation: u32,

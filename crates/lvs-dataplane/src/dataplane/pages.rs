@@ -1,5 +1,5 @@
-//! Large pages for the connection table of a packet worker. They are requested when the table is so
-//! full that they take little additional memory.
+//! Large pages for the connection table of a packet worker. They are requested only when the table
+//! is so full that large pages need little additional memory.
 
 use std::thread;
 use std::time::Duration;
@@ -16,9 +16,9 @@ const PART: usize = 16;
 /// Pause after each large page, during which the kernel handles other requests of this process.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Creates shard `number` of a director. Also returns the pages of its connection table; without
-/// them, the table is on the heap, because the kernel provides no pages. `None`: the director has
-/// no more shards.
+/// Creates shard `number` of a director, and the pages of its connection table. If the kernel
+/// provides no pages, the table is on the heap, and the pages are `None`. The whole result is
+/// `None` if the director has no more shards.
 ///
 /// # Errors
 /// The heap has no memory either.

@@ -1,11 +1,12 @@
 //! The scheduling of packet workers by the kernel.
 //!
 //! Packets must not wait for the computations of other programs. So a worker has real-time
-//! scheduling, if the host permits it, while it uses less than half of a processor. A worker that
-//! uses more is demoted, so that a flood does not stop the rest of the host. Demoted workers, and
-//! workers without the permission, have a larger share of the processor than other programs, and
-//! shorter slices. A worker checks its use of the processor between any two batches and jobs: a
-//! long round does not delay the check.
+//! scheduling, if this is configured and the host permits it, while it uses less than half of a
+//! processor. A worker that uses more is demoted, so that a flood does not stop the rest of the
+//! host, until it uses less than a quarter. Demoted workers, and workers without the permission,
+//! have a larger share of the processor than other programs, and shorter slices. A worker checks
+//! its use of the processor between any two batches and jobs: a long round does not delay the
+//! check.
 
 use std::io;
 use std::time::{Duration, Instant as SystemInstant};
@@ -16,8 +17,8 @@ use lvs_sys::{run_in_real_time, run_in_slices, thread_time};
 
 /// The nice value of packet workers without real-time scheduling (sched_setattr(2)).
 pub(super) const NICE: i32 = -10;
-/// Time slice of a packet worker without real-time scheduling. It is shorter than that of other
-/// programs, so that a worker that wakes up preempts them.
+/// Time slice of a packet worker without real-time scheduling. It is shorter than the slices of
+/// other programs, so that a worker that wakes up preempts them.
 const SLICE: Duration = Duration::from_micros(100);
 /// Interval between two decisions about real-time scheduling.
 const PERIOD: Duration = Duration::from_millis(100);

@@ -25,7 +25,8 @@ pub(super) struct Report {
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
     evicted: Evictions,
-    /// Number of packets dropped because a neighbour did not answer.
+    /// Number of packets dropped because a neighbour did not answer, or too many packets waited for
+    /// it.
     unresolved: u64,
     /// Number of frames that could not be sent.
     pub(super) unsent: u64,
@@ -33,8 +34,8 @@ pub(super) struct Report {
     pub(super) unasked: u64,
     /// Number of synchronisation messages dropped because their queue was full.
     pub(super) unsynced: u64,
-    /// For each port: the name of its backend, and the number of received frames that were lost
-    /// because the worker was too slow.
+    /// For each port: the name of its backend, and the number of received frames that were lost,
+    /// usually because the worker was too slow.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
     pub(super) workers: Vec<WorkerInfo>,
     pub(super) common: Arc<Common>,
@@ -125,7 +126,8 @@ impl Report {
         drops.chain(evicted).chain(accepts)
     }
 
-    /// All counters by reason. `templates`: as for [`decisions`](Self::decisions).
+    /// The counters of packet workers by reason; those of synchronisation and of the kernel fast
+    /// path are separate. `templates`: as for [`decisions`](Self::decisions).
     pub(super) fn reasons(&self, templates: u64) -> Vec<ReasonCount> {
         let frames = FrameDrop::ALL
             .iter()

@@ -39,7 +39,7 @@ use lvs_process::server::{self, Permissions, Server};
 use lvs_sys::TablePages;
 use lvs_sys::random;
 
-/// A running dataplane. Dropping it stops it.
+/// A running dataplane. Dropping this value stops the dataplane.
 #[derive(Debug)]
 pub struct Dataplane {
     handle: Arc<Handle>,
@@ -50,8 +50,8 @@ pub struct Dataplane {
 }
 
 impl Dataplane {
-    /// Starts a dataplane in this thread's network namespace. When it returns, the control socket
-    /// answers and packets are forwarded.
+    /// Starts a dataplane in this thread's network namespace. When it returns successfully, the
+    /// control socket answers and packets are forwarded.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -454,8 +454,8 @@ struct Run {
 /// down.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Starts the synchronisation daemons of a predecessor. Returns those whose interface is missing or
-/// down.
+/// Starts the synchronisation daemons of a predecessor. Returns the daemons whose interface is
+/// missing or down, and logs other failures.
 fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
     let starts = |daemon: &SyncDaemon| {
         let started = handle.apply(vec![Call::DaemonStart(daemon.clone())], false);
@@ -491,7 +491,7 @@ fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
 }
 
 /// Opens the memory that a state keeper keeps, and creates shards whose tables are in this memory.
-/// Logs a failure, and returns `None`.
+/// `None` after a failure, which is logged.
 fn open_warm_restart(
     control: &Control,
     workers: NonZeroUsize,

@@ -72,7 +72,8 @@ impl Keeping {
         self.store(&**state, context);
     }
 
-    /// Stores counters, and changes that are not stored yet.
+    /// Stores counters, and changes that are not stored yet. Does nothing for some time after a
+    /// call that took long, so that storing takes at most a fifth of the caller's time.
     pub(super) fn keep(&self, context: &Context) {
         let Some(state) = &self.state else { return };
         let began = SystemInstant::now();
@@ -101,7 +102,7 @@ impl Keeping {
 /// calls.
 #[derive(Debug, Deserialize, Serialize)]
 struct Kept<C> {
-    /// The calls that create the same services, servers and settings.
+    /// The calls that create the stored services, servers and settings.
     calls: Vec<C>,
     /// For each server of a service, the number of the record that stores its counters.
     #[serde(default)]

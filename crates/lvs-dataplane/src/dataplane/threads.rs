@@ -241,7 +241,7 @@ impl Requests {
         (Self { queue, refused: 0 }, receiver)
     }
 
-    /// Queues `requests`. The caller wakes the keeper.
+    /// Queues `requests`, and counts those that are dropped. The caller wakes the keeper.
     pub(super) fn send(&mut self, requests: impl Iterator<Item = Request>) {
         for request in requests {
             self.refused += u64::from(self.queue.try_send(request).is_err());

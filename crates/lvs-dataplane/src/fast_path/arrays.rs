@@ -47,8 +47,8 @@ macro_rules! arrays {
         }
 
         impl Arrays {
-            /// Creates the arrays. Those of the connection table have a region for each of
-            /// `workers`.
+            /// Creates the arrays, or opens the arrays of the predecessor. The arrays of the
+            /// connection table have a region for each of `workers`.
             pub(super) fn new(
                 $layout: &Layout,
                 workers: NonZeroUsize,
@@ -67,7 +67,7 @@ macro_rules! arrays {
                 })
             }
 
-            /// All arrays with their names, except those that grow.
+            /// The arrays that do not grow, with their names.
             pub(super) fn all(&self) -> impl Iterator<Item = (&'static str, &SharedArray)> {
                 [$(($name, &*self.$field)),*].into_iter()
             }
@@ -100,7 +100,7 @@ arrays! {
     rules: "lvs_rules", RULE_WORDS * RULES as usize, 1;
 }
 
-/// Creates one array, or opens that of the predecessor.
+/// Creates one array, or opens the predecessor's array.
 fn array(
     name: &'static str,
     words: usize,

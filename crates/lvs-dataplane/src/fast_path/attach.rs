@@ -134,8 +134,8 @@ impl FastPath {
     }
 }
 
-/// Checks that the kernel supports filters and returns a set for them; `None` if the kernel has
-/// tcx.
+/// Opens access to tc filters, after a test on `lo` whether the kernel supports them. `None` if the
+/// kernel has tcx, which replaces filters.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     /// Index of `lo` in every network namespace.
     const LOOPBACK: u32 = 1;

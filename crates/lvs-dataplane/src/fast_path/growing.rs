@@ -26,7 +26,7 @@ pub(super) struct Growing {
 }
 
 impl Growing {
-    /// Creates an array with this number of entries, or opens that of the predecessor.
+    /// Creates an array with this number of entries, or opens the predecessor's array.
     pub(super) fn new(
         name: &'static str,
         entry: usize,

@@ -62,7 +62,7 @@ pub(super) struct Locals {
     asked: AtomicBool,
     /// Whether creating the map has failed.
     failed: AtomicBool,
-    /// Maximum number of entries: two for each connection.
+    /// Maximum number of entries, of which each connection uses two.
     entries: u32,
     slots: Slots,
 }
@@ -291,9 +291,9 @@ impl FastPath {
         done.inspect_err(|error| debug!("{ENDS}: {error}")).is_ok()
     }
 
-    /// Applies changes of a worker's local addresses and ports, in order. If the map is full, an
-    /// entry is omitted: the kernel fast path does not forward the connection, and a successor does
-    /// not take it over.
+    /// Applies changes of a worker's local addresses and ports, in order. An entry that cannot be
+    /// written, for example because the map is full, is omitted: the kernel fast path does not
+    /// forward the connection, and a successor does not take it over.
     pub fn follow_locals(&self, worker: usize, changes: impl IntoIterator<Item = LocalChange>) {
         for change in changes {
             match change {

@@ -271,7 +271,7 @@ impl FastPath {
         }
     }
 
-    /// The program that forwards frames.
+    /// The ingress program, which forwards frames that have a socket buffer.
     pub const fn ingress(&self) -> &Program {
         &self.ingress
     }
@@ -370,7 +370,8 @@ impl FastPath {
     }
 
     /// Sets the tunnel path of a server record. Returns false if the table has no entry for the
-    /// record.
+    /// record. A path of an earlier `epoch`, which a worker reports late, does not replace a newer
+    /// one.
     pub fn set_tunnel(&self, record: u32, hop: u16, epoch: u16, outer: &Template) -> bool {
         let at = record as usize * TUNNEL_WORDS;
         let Some(words) = self.arrays.tunnels.words().get(at..at + TUNNEL_WORDS) else {

@@ -135,8 +135,8 @@ impl FastPath {
         Ok(this)
     }
 
-    /// Removes the filters and pins of a killed dataplane in this network namespace. Returns their
-    /// number.
+    /// Removes the filters and pins of a killed dataplane in this network namespace. Returns the
+    /// number of removed filters and pins.
     ///
     /// # Errors
     /// A running dataplane uses the pins, they cannot be read, or the filters cannot be listed.
@@ -176,8 +176,7 @@ impl FastPath {
         })
     }
 
-    /// Resets all arrays, and the map of local addresses and ports, for another director. This is
-    /// faster than opening the fast path again.
+    /// Resets the fast path for another director, which is faster than opening it again.
     ///
     /// # Panics
     /// If a table still uses its memory.
@@ -275,7 +274,8 @@ impl FastPath {
         })
     }
 
-    /// Writes the settings for the programs, or keeps those of a predecessor.
+    /// Writes the settings for the programs. A successor keeps the settings of its predecessor, and
+    /// counts itself.
     fn write_conf(&self, processors: u32) {
         self.set(conf::MISSED, 0);
         if self.found {
@@ -320,7 +320,7 @@ struct AllMaps {
 }
 
 impl AllMaps {
-    /// Creates the maps, or opens those of a predecessor.
+    /// Creates the maps, or opens the maps of a predecessor.
     fn open(
         layout: &Layout,
         workers: NonZeroUsize,

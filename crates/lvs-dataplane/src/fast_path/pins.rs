@@ -220,7 +220,7 @@ impl Pins {
             .collect()
     }
 
-    /// Whether another dataplane has left pins.
+    /// Whether the directory contains pins.
     pub(super) fn are_there(&self) -> bool {
         !self.names().is_empty()
     }
@@ -286,7 +286,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 /// kernel has no cookies.
 pub(super) const COOKIE: usize = 3;
 
-/// The first words of `lvs_about`, before those of the table.
+/// The first words of `lvs_about`, which describe the host.
 pub(super) fn about(processors: u32) -> [u64; HOST_WORDS] {
     let mut words = [0; HOST_WORDS];
     words[0] = MAGIC;
@@ -297,7 +297,8 @@ pub(super) fn about(processors: u32) -> [u64; HOST_WORDS] {
 }
 
 /// Attaches a program to an interface. With `pin`, the link is pinned there and stays when the
-/// dataplane is killed; a predecessor's link at `pin` gets the program instead.
+/// dataplane is killed, or a failure to pin it is logged. A predecessor's link at `pin` gets the
+/// program instead.
 pub(super) fn attach(
     program: &Program,
     ifindex: u32,

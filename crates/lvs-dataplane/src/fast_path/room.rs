@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::FastPathError;
 
-/// Size in bytes of all maps except the connection table: services, settings, servers, next hops.
+/// Estimated size in bytes of all maps except the connection table.
 const BESIDE: u64 = 16 << 20;
 
 /// The memory that the maps may use.

@@ -68,7 +68,8 @@ impl FastPath {
     /// Stores services and settings for a successor.
     ///
     /// # Errors
-    /// The kernel has no memory for them. A successor then finds none.
+    /// The kernel has no memory for them, or the map cannot be replaced. A successor then finds
+    /// none.
     pub(crate) fn save(&self, saved: &[u8]) -> io::Result<()> {
         let words = text_words(saved.len());
         let fill = |_: &[AtomicU64], new: &[AtomicU64]| {
@@ -98,8 +99,9 @@ impl FastPath {
         *taken = sums;
     }
 
-    /// Stores the counters of these servers for a successor. Returns the next index, if there are
-    /// more. Locks the counters before the control half, as [`fold`](Self::fold) does.
+    /// Stores the counters of these servers for a successor, or logs a failure. Returns the next
+    /// index, if there are more. Locks the counters before the control half, as
+    /// [`fold`](Self::fold) does.
     pub(crate) fn keep_counts<C: Deref<Target = Control>>(
         &self,
         places: Range<usize>,

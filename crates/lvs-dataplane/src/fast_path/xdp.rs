@@ -153,7 +153,7 @@ impl FastPath {
         pins.is_some_and(|pins| pins.xdp_link(ifindex).exists())
     }
 
-    /// Sets why `--xdp auto` has not chosen an interface.
+    /// Sets why `--xdp auto` has not chosen an interface; `None` if it has.
     pub(crate) fn set_no_xdp(&self, ifindex: u32, why: Option<NoXdp>) {
         let Some(xdp) = &self.xdp else { return };
         let mut refused = lock(&xdp.refused);
@@ -163,7 +163,7 @@ impl FastPath {
         };
     }
 
-    /// Returns why `--xdp auto` has not chosen an interface.
+    /// Returns why `--xdp auto` has not chosen an interface; `None` if no reason is set.
     pub(crate) fn no_xdp(&self, ifindex: u32) -> Option<NoXdp> {
         lock(&self.xdp.as_ref()?.refused).get(&ifindex).cloned()
     }

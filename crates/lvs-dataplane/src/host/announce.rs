@@ -119,8 +119,8 @@ impl Announced {
         }
     }
 
-    /// Replaces the list of addresses. Returns true if an address was added or removed. The
-    /// caller then calls [`follow`](Self::follow).
+    /// Replaces the list of addresses, and withdraws the routes of removed addresses. Returns true
+    /// if an address was added or removed. The caller then calls [`follow`](Self::follow).
     pub(super) fn set(&mut self, spec: &AnnounceSpec, routes: &mut Routes<'_>) -> bool {
         let mut before = std::mem::take(&mut self.all);
         let mut others = false;

@@ -23,8 +23,8 @@ use lvs_sys::{PacketSocket, TurnBack};
 /// The mechanism by which the dataplane receives packets.
 #[derive(Debug)]
 pub(super) enum Interception {
-    /// The packet sockets of the interfaces receive copies of all frames; the shield hides the
-    /// original frames of services from the host.
+    /// The packet sockets of the interfaces receive copies of frames; the shield hides the original
+    /// frames of services from the host.
     Copies {
         shield: Shield,
         /// The program that reinjects frames into the host on the interface of their arrival.
@@ -118,8 +118,8 @@ impl Interception {
         }
     }
 
-    /// Whether frames can be reinjected on the interface of their arrival. False if another program
-    /// has detached the reinjecting program or is attached before it.
+    /// Whether frames can be reinjected on the interface of their arrival. False, for example, if
+    /// another program has detached the reinjecting program or is attached before it.
     pub(super) fn gives_back(&self, ifindex: u32) -> bool {
         // If the kernel does not answer, assume that the program is attached.
         self.turn_back()
@@ -148,8 +148,8 @@ impl Interception {
         }
     }
 
-    /// With the TUN backend, warns about services whose addresses the host itself has: it does not
-    /// route their packets into the device.
+    /// With the TUN backend, warns once about each address of a service that the host itself has:
+    /// the host does not route packets to such an address into the device.
     pub(super) fn complain_of(&mut self, vips: impl Iterator<Item = IpAddr>, state: &NetState) {
         let Self::Routed { kept, .. } = self else {
             return;

@@ -106,7 +106,7 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 pub(super) struct Next {
     generation: u64,
-    /// Whether the next snapshot differs from the last one.
+    /// Whether the next snapshot differs from the last one in anything but its tables.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
     /// Whether neighbours have changed, perhaps only in their state.
@@ -252,8 +252,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Redirects this host's packets to services on its own addresses into the dataplane. `more`:
-    /// adds these packets to the redirected ones.
+    /// Redirects this host's packets to services on its own addresses into the dataplane. With
+    /// `more`, only adds the packets that it describes; otherwise replaces the redirected packets.
     pub(super) fn follow_loopback(&mut self, more: Option<&Intercept>) {
         let Some(loopback) = &mut self.loopback else {
             return;
@@ -720,7 +720,8 @@ impl Keeper {
         self.waits.all(self.dataplane.now()).collect()
     }
 
-    /// Why clients on this host cannot reach services on its own addresses; `None` if they can.
+    /// Why clients on this host cannot reach services on its own addresses; `None` if they can, if
+    /// there are no such services, or with the TUN backend.
     pub(crate) fn local_clients(&self) -> Option<Waiting> {
         self.loopback.as_ref()?.trouble(self.dataplane.now())
     }

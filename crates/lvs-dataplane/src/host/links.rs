@@ -1,4 +1,4 @@
-//! Handles the kernel's events: changes of interfaces, addresses, routes and neighbours.
+//! Handles the kernel's events, such as changes of interfaces, addresses, routes and neighbours.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -357,8 +357,8 @@ impl Keeper {
         }
     }
 
-    /// Closes interfaces that were removed or have become ports of a bridge or bond, and applies
-    /// new names.
+    /// Closes interfaces that were removed, or have become ports of a bridge or bond without being
+    /// named in the configuration. Applies new names.
     fn let_go_of_links(&mut self) {
         let (attached, state) = (&mut self.attached_xdp, &self.tables.state);
         attached.retain(|ifindex, _| state.link(*ifindex).is_some());

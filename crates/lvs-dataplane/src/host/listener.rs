@@ -1,7 +1,7 @@
 //! The times of answers to multicast listener queries. An answer is sent after a random part of the
 //! response time in the query, so that the listeners of a link do not all answer at once (RFC 3810
-//! section 6.2, RFC 2710 section 4). The same query is answered at most once a second, from
-//! any sender.
+//! section 6.2, RFC 2710 section 4). The same query is answered at most once a second, regardless
+//! of its sender.
 
 use std::collections::HashMap;
 use std::time::Duration;

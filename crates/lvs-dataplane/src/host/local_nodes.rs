@@ -1,11 +1,11 @@
 //! Local addresses for full NAT, and real servers on the director's host.
 //!
 //! A server on the host sends its answers by the host's own routes, past the dataplane, which must
-//! translate them. So a policy rule and a routing table route the answers into the dataplane, as
-//! those of the TUN backend do for every server ([`steering`]): `from RIP ipproto tcp sport 8080
-//! lookup 7677`. The only route of this table leads into the device `lvs-host0`, and the kernel
-//! deletes the route with the device. A rule of a killed dataplane then refers to an empty table,
-//! which has no effect, and the next dataplane deletes the rule.
+//! translate the answers. So a policy rule and a routing table route the answers into the
+//! dataplane, as the TUN backend does for every server ([`steering`]): `from RIP ipproto tcp sport
+//! 8080 lookup 7677`. The only route of this table leads into the device `lvs-host0`, and the
+//! kernel deletes the route with the device. A rule of a killed dataplane then refers to an empty
+//! table, which has no effect, and the next dataplane deletes the rule.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

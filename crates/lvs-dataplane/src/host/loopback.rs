@@ -138,8 +138,8 @@ impl Loopback {
         self.trouble.as_ref().is_some_and(|trouble| trouble.refused)
     }
 
-    /// Redirects the packets to services of `spec` on this host's addresses, and no others. Returns
-    /// the device of these packets, if it is new.
+    /// Redirects exactly the packets that `spec` requires: to services on this host's addresses,
+    /// and from servers on this host. Returns the device of these packets, if it is new.
     pub(super) fn follow(
         &mut self,
         spec: &Intercept,
@@ -169,7 +169,7 @@ impl Loopback {
         device
     }
 
-    /// Also redirects packets to the services of `more`.
+    /// Also redirects the packets that `more` requires.
     pub(super) fn extend(
         &mut self,
         more: &Intercept,

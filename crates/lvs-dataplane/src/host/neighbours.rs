@@ -14,7 +14,7 @@ use super::view::Tables;
 use crate::netlink::Netlink;
 use lvs_packet::net::PortId;
 
-/// Interval between two requests to resolve the servers' next hops.
+/// Interval between two requests to resolve the kept next hops.
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
 /// Shortest interval between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
@@ -56,7 +56,8 @@ impl Neighbours {
         })
     }
 
-    /// The gateways of this host's routes over the dataplane's interfaces.
+    /// Up to [`GATEWAYS_MAX`] gateways of this host's routes over the dataplane's interfaces. Empty
+    /// with the TUN backend.
     fn gateways(tables: &Tables) -> HashSet<Key> {
         let mut found = HashSet::new();
         if tables.is_routed() {
@@ -70,7 +71,7 @@ impl Neighbours {
         found
     }
 
-    /// Replaces the servers whose next hops are kept resolved.
+    /// Replaces the servers whose next hops are kept resolved, and reads the gateways again.
     pub(super) fn set_servers(
         &mut self,
         servers: impl IntoIterator<Item = IpAddr>,
@@ -148,7 +149,7 @@ impl Neighbours {
         }
     }
 
-    /// The next hops that do not answer, and their interfaces.
+    /// Up to [`SILENT_MAX`] next hops that do not answer, and their interfaces.
     pub(super) fn silent(&self, tables: &Tables, now: Instant) -> Vec<SilentHop> {
         let silent = self.given_up.iter();
         let silent = silent.filter(|(hop, _)| self.next_hops.contains(*hop));
@@ -207,7 +208,7 @@ mod tests {
     use lvs_packet::net::PortInfo;
     use lvs_packet::wire::Mac;
 
-    /// Interfaces with these names, and the numbers 1, 2, 3.
+    /// Interfaces with these names, numbered from 1.
     fn tables(names: &[&str]) -> Tables {
         let mut tables = Tables::default();
         for (number, name) in (1..).zip(names) {

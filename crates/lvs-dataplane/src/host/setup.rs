@@ -29,7 +29,7 @@ pub(crate) struct Setup {
     pub(crate) fast_path: Option<Arc<FastPath>>,
     /// The interfaces that the operator has named for the XDP program.
     pub(crate) xdp: Vec<String>,
-    /// Whether other interfaces get the XDP program, if they lose no offload.
+    /// Whether other suitable interfaces get the XDP program, too.
     pub(crate) xdp_auto: bool,
     /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,

@@ -1,9 +1,9 @@
 //! Applies services, servers, virtual addresses and settings of the control half to the host.
 //!
-//! The cost of an update is in proportion to the change: added services and servers are intercepted
-//! at once. Removed ones stay intercepted until the keeper compares the whole configuration, after
-//! a second without changes. Until then, the dataplane reinjects packets of removed services into
-//! the host.
+//! With many services and servers, the cost of an update is in proportion to the change: added
+//! services and servers are intercepted at once. Removed ones stay intercepted until the keeper
+//! compares the whole configuration, after a second without changes. Until then, the dataplane
+//! reinjects packets of removed services into the host.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -154,7 +154,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Applies the whole configuration: interception, own addresses and neighbours.
+    /// Applies the whole configuration to the host, such as interception, own addresses and
+    /// neighbours.
     fn update_all(&mut self) -> Result<(), String> {
         self.take_settings();
         let Wanted {
@@ -317,8 +318,9 @@ impl Keeper {
         }
     }
 
-    /// Adds the packets of mark rules to `spec`, and their single destination addresses to `vips`.
-    /// Returns all destination addresses of these rules.
+    /// Adds the packets of rules for marks to `spec`, and the single destination addresses of these
+    /// rules to `vips`. Returns all their destination addresses. Rules that pass packets to the
+    /// host do not count.
     fn add_marks(&self, spec: &mut Intercept, vips: &mut HashSet<IpAddr>) -> HashSet<IpAddr> {
         let mut reached = HashSet::new();
         let rules = self.next.marks.iter().flat_map(|marks| marks.iter());
@@ -335,9 +337,9 @@ impl Keeper {
         reached
     }
 
-    /// Returns the dataplane's own addresses: the configured ones, those that are announced by
-    /// routes, the local addresses of full NAT, and with `--own-vips` all addresses of services.
-    /// Excludes addresses of the host.
+    /// Returns the dataplane's own addresses: the configured addresses, addresses that are
+    /// announced by routes, the local addresses of full NAT, and with `--own-vips` all virtual
+    /// addresses. Excludes addresses of the host.
     fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
         let all = self.setup.own_all_vips.then_some(vips);
         self.own_vips

@@ -27,7 +27,7 @@ use lvs_packet::shared_map::SharedSet;
 use lvs_packet::steer::Steering;
 use lvs_packet::wire::Mac;
 
-/// The host's interfaces, addresses and routes for the packet path.
+/// The state of the host, and the settings that the packet path uses.
 #[derive(Debug, Default)]
 pub(crate) struct View {
     /// Number of the snapshot. A later snapshot has a higher number.
@@ -124,7 +124,7 @@ pub(crate) struct Tables {
     regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.
     pub(crate) vips: SharedSet<IpAddr>,
-    /// The last bytes of the addresses in `vips`; may still contain those of removed addresses.
+    /// The last bytes of the addresses in `vips`, and perhaps of removed addresses.
     virtual_addresses: LastBytes,
     /// The dataplane's own addresses, which the host does not have: the dataplane answers packets
     /// to their unused ports. With the TUN backend, also all other virtual addresses.
@@ -313,8 +313,8 @@ impl Tables {
         }
     }
 
-    /// The names of the devices that the host's routes use and the dataplane does not.
-    /// `link_layer`: the devices with a link layer; otherwise those without.
+    /// The names of the devices that the host's routes use and the dataplane does not: with
+    /// `link_layer`, devices with a link layer, otherwise devices without one.
     pub(crate) fn unused_devices(&self, link_layer: bool) -> Vec<&str> {
         let links = self.state.routed_links();
         let links = links.filter_map(|ifindex| self.state.link(ifindex));

@@ -190,7 +190,8 @@ impl Vips {
         conflicts.map(move |(&addr, conflict)| (addr, conflict, conflict.answers.at(now)))
     }
 
-    /// Adds an own address of the dataplane, and schedules its announcements.
+    /// Adds an own address of the dataplane, joins its multicast groups, and schedules its
+    /// announcements.
     pub(super) fn add(&mut self, addr: IpAddr, tables: &Tables) {
         for (_, port) in tables.interfaces() {
             self.listen(port, addr, true);
@@ -591,7 +592,7 @@ impl Vips {
         }
     }
 
-    /// Schedules announcements that defend an own address.
+    /// Schedules announcements that defend an own address, at most once in [`DEFEND_PERIOD`].
     fn defend(&mut self, addr: IpAddr, now: Instant) {
         let Some(burst) = self.own.get_mut(&addr) else {
             return;

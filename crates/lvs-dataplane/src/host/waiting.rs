@@ -41,7 +41,7 @@ impl Waits {
         self.failed.remove(name);
     }
 
-    /// Updates the list of configured interfaces that are not in use, and logs the new ones.
+    /// Updates the list of interfaces that the keeper waits for, and logs the new ones.
     pub(super) fn follow(&mut self, setup: &Setup, tables: &Tables, routed: bool, time: Instant) {
         let state = &tables.state;
         self.failed

@@ -35,7 +35,7 @@ use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 /// Longest total wait of one call of `send` for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
 
-/// Counters of the backend since it was opened.
+/// Counters of the frames that the backend could not send since it was opened, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketCounters {
     /// Number of frames that were not sent because a queue or buffer was full.
@@ -57,7 +57,8 @@ pub struct AfPacket {
     _ingress: Option<Attached>,
     interface: String,
     ifindex: u32,
-    /// The main socket, which sends, and receives all frames except those of [`Firsts`].
+    /// The main socket, which sends, and receives all frames except the SYNs that [`Firsts`]
+    /// receives.
     inlet: Inlet,
     firsts: Option<Box<Firsts>>,
     receiver: Receiver,
@@ -311,9 +312,10 @@ impl Firsts {
     }
 }
 
-/// The rest of the caller's batch. Its buffers and vacant frames are exchanged for those of
-/// received frames, so that two interfaces share a batch without allocations even if only one
-/// receives from a ring.
+/// The rest of the caller's batch: buffers, and vacant frames without a buffer. A frame in a ring
+/// replaces a vacant frame, and a frame in the socket queue needs a buffer. Both are exchanged with
+/// this rest, so that two interfaces share a batch without allocations even if only one receives
+/// from a ring.
 struct Rest<'a> {
     frames: &'a mut [Frame],
     /// Index from which on no frame is vacant.
@@ -389,8 +391,8 @@ impl Receiver {
         }
     }
 
-    /// Receives from a socket's queue. Returns the number of frames that arrived, and of those that
-    /// are complete.
+    /// Receives from a socket's queue. Returns the number of received frames, and the number of
+    /// complete frames among them.
     fn take_messages(&mut self, inlet: &Inlet, frames: &mut [Frame]) -> io::Result<(usize, usize)> {
         let buffers = frames.iter_mut().map(Frame::receive_buffer);
         let count = self.messages.receive(inlet.socket.as_fd(), buffers)?;
@@ -403,7 +405,8 @@ impl Receiver {
         Ok((count, kept))
     }
 
-    /// Completes the frame of message `i`. Returns false if the message was truncated.
+    /// Completes the frame of message `i`. Returns false if the message was truncated, or the VLAN
+    /// tag does not fit.
     fn take_message(&mut self, i: usize, frame: &mut Frame) -> bool {
         let (header, len, aux) = self.messages.received(i);
         if u32::try_from(len).is_ok_and(|len| len < aux.len) {
@@ -477,8 +480,8 @@ impl Receiver {
         taken
     }
 
-    /// Receives the frames that are in the socket queue. Returns the number of all frames, except
-    /// those that could not be received.
+    /// Receives the frames that are in the socket queue. Removes frames that could not be received,
+    /// and returns the number of remaining frames.
     fn take_queued(
         &mut self,
         inlet: &Inlet,
@@ -519,8 +522,8 @@ impl Receiver {
     }
 }
 
-/// Creates a frame that stays in its slot of the ring; `None` if the slot has no valid virtio
-/// header or the VLAN tag does not fit.
+/// Creates a frame that stays in its slot of the ring; `None` if the slot is not valid or has no
+/// valid virtio header, or the VLAN tag does not fit.
 fn lent(found: RingFrame) -> Option<Frame> {
     let offload = vnet::decode(found.header()?);
     let place = found.start..found.start.checked_add(found.captured)?;

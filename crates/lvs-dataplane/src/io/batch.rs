@@ -61,8 +61,8 @@ impl Batch {
         Ok(self.filled)
     }
 
-    /// Empties the batch, and returns lent frames to their backend. Frames that the packet path has
-    /// stored are returned when they are sent.
+    /// Empties the batch, and returns lent frames to their backend. A frame that the packet path
+    /// has stored is returned when it is sent or dropped.
     pub fn clear(&mut self) {
         self.lent.clear();
         self.filled = 0;

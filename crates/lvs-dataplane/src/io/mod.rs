@@ -33,8 +33,8 @@ pub trait PacketIo: Send {
     /// it was removed.
     fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize>;
 
-    /// Sends `frames` in order. Returns the number of refused frames (full queue, too long,
-    /// interface down), which are lost and which the backend has counted.
+    /// Sends `frames` in order. Returns the number of refused frames, for example because a queue
+    /// was full. Refused frames are lost.
     fn send(&mut self, frames: &mut [Frame]) -> usize;
 
     /// The descriptor to poll for input; `None` for a port that receives nothing from the kernel.

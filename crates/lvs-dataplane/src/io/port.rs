@@ -106,8 +106,8 @@ impl Port {
         }
     }
 
-    /// Number of frames that were lost since the port was opened, because they arrived faster than
-    /// the worker received them. May read the kernel's counter.
+    /// Number of frames that were lost since the port was opened, usually because they arrived
+    /// faster than the worker received them. May read the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         match self {
             Self::AfPacket(io) => io.drops(),

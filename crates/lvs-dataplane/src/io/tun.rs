@@ -1,7 +1,8 @@
 //! TUN devices: IP packets between this process and the host's own stack.
 //!
-//! There are two uses: the dataplane reinjects packets that the shield has hidden and that are for
-//! the host, and the TUN backend receives and sends all packets.
+//! There are three uses: the dataplane reinjects packets that the shield has hidden and that are
+//! for the host; it exchanges packets with clients and servers on this host; and the TUN backend
+//! receives and sends all packets.
 
 use std::fs;
 use std::io;

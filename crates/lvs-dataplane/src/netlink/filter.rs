@@ -156,7 +156,7 @@ impl Filters {
     }
 
     /// Returns the kernel's number of the program that is the first filter at the ingress of an
-    /// interface; 0 if the first filter is not a BPF program.
+    /// interface; 0 if there is no filter, or the first one is not a BPF program.
     ///
     /// # Errors
     /// The kernel does not answer.

@@ -78,7 +78,7 @@ impl Netlink {
     /// Subscribes to the kernel's events, and reads all tables once.
     ///
     /// # Errors
-    /// If the kernel does not let this process read its tables.
+    /// If a socket cannot be opened, or the kernel does not let this process read its tables.
     pub fn open() -> Result<(Self, NetState), NetlinkError> {
         let open = || -> io::Result<(Requests, Socket)> {
             let requests = Requests::open()?;

@@ -288,7 +288,7 @@ impl Proxy {
         header
     }
 
-    /// Parses a proxy neighbour. Returns true with it if it has the dataplane's protocol number.
+    /// Parses a proxy neighbour. Also returns whether it has the dataplane's protocol number.
     fn parse(message: &Message<'_>) -> Option<(Self, bool)> {
         let payload = message.payload;
         if message.kind != libc::RTM_NEWNEIGH || payload.get(10)? & libc::NTF_PROXY == 0 {

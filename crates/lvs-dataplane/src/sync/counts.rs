@@ -12,7 +12,7 @@ pub(crate) struct Counts {
     pub(super) sent_bytes: AtomicU64,
     /// Number of messages dropped because their queue was full.
     pub(crate) queue_full: AtomicU64,
-    /// Number of messages that the interface refused.
+    /// Number of messages that could not be sent, for example because the interface refused them.
     pub(super) not_sent: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) received_bytes: AtomicU64,

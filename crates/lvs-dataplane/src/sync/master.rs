@@ -1,4 +1,4 @@
-//! The thread of a sync master: sends the messages of the packet workers.
+//! The thread of a sync master: sends the messages of the packet workers and of the control half.
 
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Time limit for a stopping master to send its remaining messages.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Sends messages until `stop` is set, and then the remaining ones.
+/// Sends messages until `stop` is set, and then the remaining ones, within [`LAST_PATIENCE`].
 pub(super) fn run(
     mut sockets: Sockets,
     director: &dyn Director,

@@ -110,7 +110,8 @@ impl Daemons {
     /// `sync_ports` at the start of the first daemon, and `sock_size` that of `sync_sock_size`.
     ///
     /// # Errors
-    /// IPVS would refuse to start the daemon, or no descriptor or thread is available.
+    /// IPVS would refuse to start the daemon, no descriptor or thread is available, or the
+    /// dataplane is not running.
     pub(crate) fn prepare(
         &self,
         daemon: &SyncDaemon,
@@ -170,9 +171,9 @@ impl Daemons {
         })
     }
 
-    /// Starts the prepared daemons that are in `wanted`, in place of running ones with the same
-    /// role. Stops the running ones that are not in `wanted`. Returns after the threads of stopped
-    /// daemons have exited.
+    /// Starts the prepared daemons that are in `wanted`, in place of running daemons with the same
+    /// role. If several of one role are prepared, the last one is started. Stops the running
+    /// daemons that are not in `wanted`. Returns after the threads of stopped daemons have exited.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
         // A daemon that is stopped and started again may have other ports and buffers.

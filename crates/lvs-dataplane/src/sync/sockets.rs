@@ -134,7 +134,8 @@ impl Sockets {
 
     /// Counts lost datagrams, and opens the sockets again if the interface was removed and added
     /// again, or if the master's source address has changed. A socket that is bound to a removed
-    /// interface receives nothing. Call it periodically.
+    /// interface receives nothing. Closes the sockets while the interface is missing or cannot be
+    /// used. Call it periodically.
     pub(super) fn keep(&mut self, counts: &Counts) {
         for (socket, before) in self.open.iter().zip(&mut self.lost) {
             if self.daemon.role == SyncRole::Backup

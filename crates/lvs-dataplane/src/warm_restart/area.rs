@@ -72,9 +72,9 @@ impl Area<'_> {
         }
     }
 
-    /// Adds the counters of the predecessor's servers to those of this dataplane, without the
-    /// servers that it does not have. `elsewhere` contains for each record the packets and bytes
-    /// that the BPF programs have counted so far.
+    /// Adds the counters of the predecessor's servers to those of this dataplane. Omits servers
+    /// that this dataplane does not have. `elsewhere` contains for each record the packets and
+    /// bytes that the BPF programs have counted so far.
     pub(crate) fn take_counts(
         &self,
         control: &mut Control,

@@ -45,7 +45,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// A state keeper without usable memory runs at least this long, so that a starting dataplane can
 /// pass its memory.
 const EMPTY: Duration = Duration::from_secs(60);
-/// Maximum number of kept shields: that of a killed dataplane and those of its successors.
+/// Maximum number of kept shields: of a killed dataplane, and of its successors.
 const SHIELDS: usize = 4;
 
 /// Requests to a state keeper, one byte each.
@@ -202,7 +202,7 @@ impl StateKeeper {
     }
 }
 
-/// Opens the memory file again: its own open file description has its own lock.
+/// Opens the memory file again: the new open file description has a separate lock.
 fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     File::options().read(true).write(true).open(path)

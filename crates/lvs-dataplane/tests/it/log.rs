@@ -1,5 +1,5 @@
-//! Tests of the program while no process reads its standard error: it continues to run, and can be
-//! stopped.
+//! Tests of the program's log: the format of its lines, and a standard error that no process reads
+//! or that is full. The program then continues to run, and can be stopped.
 //!
 //! `lvs-testbed/tests/e2e/doors.rs` tests that packets are forwarded meanwhile.
 

@@ -1,5 +1,5 @@
 //! Tests of the program under a service manager with a watchdog: it sends keep-alive messages
-//! (`WATCHDOG=1`) while its threads answer, and none while the process is stopped.
+//! (`WATCHDOG=1`) while its threads answer, also after the process was stopped and continued.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;

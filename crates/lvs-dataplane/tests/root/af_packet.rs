@@ -642,8 +642,8 @@ fn syn_is_received_after_all_earlier_packets() {
     assert_eq!(receiver.drops(), 0);
 }
 
-/// The kernel cannot describe the datagram of a guest that its host must fragment
-/// (`VIRTIO_NET_HDR_GSO_UDP`) in a ring, and drops it.
+/// In a ring, the kernel cannot describe a guest's datagram that the host must fragment
+/// (`VIRTIO_NET_HDR_GSO_UDP`), and drops it.
 #[test]
 fn ring_that_stops_at_unsupported_frame_is_replaced_and_full_ring_stays_open() {
     let host = Host::new();
@@ -803,7 +803,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     );
 }
 
-/// The one's complement sum of RFC 1071.
+/// The checksum of RFC 1071: the complement of the one's complement sum.
 fn checksum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for pair in bytes.chunks(2) {

@@ -28,7 +28,7 @@ fn addr(text: &str) -> SocketAddr {
     text.parse().expect("the address is valid")
 }
 
-/// Returns a client's address and port. Each bit of `n` changes one bit of them.
+/// Returns the address and port of client `n`, which are spread over all bits.
 fn client(n: u16, of: [&str; 2]) -> SocketAddr {
     let [high, low] = n.wrapping_mul(0x9e37).to_be_bytes();
     let ip = match addr(of[0]) {

@@ -135,7 +135,7 @@ impl Router {
             .collect()
     }
 
-    /// The kernel's route for a packet that arrived on an interface.
+    /// The kernel's route for a packet, which the arguments of `ip route get` describe.
     fn way(&self, packet: &str) -> String {
         self.host.sh(&format!("ip route get {packet}"))
     }

@@ -118,7 +118,8 @@ fn echo(host: &Host, at: &str) {
     });
 }
 
-/// Fails unless an echo request of this size is answered, or is not, as `wanted`.
+/// Fails unless an echo request of this size is answered if `wanted` is true, and not answered
+/// otherwise.
 fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
     let address: SocketAddr = to.parse().unwrap();
     let echoed = host.run(move || {
@@ -267,8 +268,8 @@ fn packets_of_nat_server_reach_the_host_but_are_not_forwarded() {
     drop(listener);
 }
 
-/// A router behind the director reports an ICMP error about a packet to a real server. The address
-/// of the packet in the error decides, not the sender of the error.
+/// A router behind the director reports an ICMP error about a packet to a real server. The
+/// destination of that packet decides whether the error is hidden, not the sender of the error.
 #[test]
 fn icmp_error_is_hidden_by_quoted_nat_server_and_not_by_sender() {
     let net = net();

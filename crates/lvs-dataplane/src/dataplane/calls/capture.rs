@@ -15,11 +15,11 @@ const IDLE: Duration = Duration::from_secs(1);
 
 impl Handle {
     /// Sends the packets that match `filter` until the client closes the connection, or the
-    /// dataplane stops.
+    /// dataplane stops. Packets for which the queue has no room are lost.
     ///
     /// # Errors
-    /// [`READERS_MAX`] captures are running already, the client has closed the connection, or the
-    /// dataplane is stopping.
+    /// [`READERS_MAX`] captures are running already, a packet worker does not answer, the client
+    /// has closed the connection, or the dataplane is stopping.
     pub(super) fn capture(
         &self,
         filter: CaptureFilter,

@@ -19,9 +19,9 @@ const PIECE: usize = 16;
 
 impl Handle {
     /// Applies all of these changes or none, and waits until all packet workers use them. After the
-    /// answer, the changes therefore apply to the next packet. If a worker does not answer in time,
-    /// the result is a success with a warning. `list`: a refusal contains the number of the refused
-    /// change.
+    /// answer, the changes therefore apply to the next packet. If the keeper or a worker does not
+    /// answer in time, or a part cannot be applied to the host yet, the result is a success with a
+    /// warning. `list`: a refusal contains the number of the refused change.
     pub(in crate::dataplane) fn apply(
         &self,
         changes: Vec<Call>,

@@ -93,7 +93,7 @@ impl Handler for Handle {
 
 impl Handle {
     /// Asks all packet workers about a packet, and returns the explanation of the worker that has
-    /// the packet's connection; if none has it, that of any worker.
+    /// the packet's connection. If no worker has it, returns the explanation of any worker.
     fn explain(&self, question: Question) -> Result<Value, Failure> {
         let all = self.threads.ask(move |worker| worker.explain(&question))?;
         // All workers decide alike on a packet that opens a connection. Only one worker has an

@@ -1,4 +1,4 @@
-//! The dataplane's own state: threads, interfaces, counters.
+//! Calls about the dataplane's state, such as its threads, interfaces and counters.
 
 use std::net::IpAddr;
 
@@ -109,7 +109,7 @@ impl Handle {
         self.peers().map_or_else(alone, |peers| peers.report())
     }
 
-    /// Sets the addresses that are announced by routes.
+    /// Sets the addresses that are announced by routes, [`ANNOUNCED_MAX`] at most.
     pub(super) fn announce(&self, spec: AnnounceSpec) -> Result<Announcements, Failure> {
         let count = spec.addresses.len();
         if count > ANNOUNCED_MAX {
@@ -190,7 +190,8 @@ impl Handle {
         end(out)
     }
 
-    /// The host that forwarded the latest reply of a server to a health check.
+    /// The host that forwarded the latest indirect reply of a server to a through-VIP health check,
+    /// even if later replies arrived directly.
     pub(super) fn return_path(&self, server: IpAddr) -> Result<ReturnPath, Failure> {
         let all = self
             .threads
@@ -199,7 +200,8 @@ impl Handle {
         Ok(ReturnPath { forwarder })
     }
 
-    /// The local addresses of full NAT.
+    /// The local addresses of full NAT with their numbers of connections, and whether hairpin is
+    /// set.
     pub(super) fn local_info(&self) -> Result<LocalInfo, Failure> {
         let (pool, hairpin) = {
             let control = self.context.control();

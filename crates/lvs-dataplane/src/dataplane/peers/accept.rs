@@ -29,10 +29,10 @@ const COMPLAIN: Duration = Duration::from_secs(60);
 /// Interval between two attempts to listen on an address that the host does not have.
 const BIND_AGAIN: Duration = Duration::from_millis(500);
 
-/// Accepts the TCP connections of configured peers until the dataplane ends, and serves each in its
-/// own thread. Closes and counts those from other addresses, and those of a peer that already has
-/// [`GREETINGS_MAX`] unauthenticated connections. Without `socket`, first waits until the host has
-/// the listening address.
+/// Accepts the TCP connections of configured peers until the dataplane ends or the socket fails,
+/// and serves each in its own thread. Closes and counts connections from other addresses, and
+/// connections of a peer that already has [`GREETINGS_MAX`] unauthenticated connections. Without
+/// `socket`, first waits until the host has the listening address.
 pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
     let Some(socket) = socket.or_else(|| listen_in_time(peers)) else {
         return;
@@ -137,8 +137,8 @@ fn plain(ip: IpAddr) -> IpAddr {
 }
 
 /// Performs the handshake, in which each side proves that it has the key. Then waits until this
-/// director owns the connections of an earlier run of the peer, for [`SETTLE`] at most. Counts a
-/// failure, and returns `None`.
+/// director owns the connections of an earlier run of the peer, for [`SETTLE`] at most. `None` if
+/// the handshake fails: the failure is counted, and a wrong key is logged.
 fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
     let met = try_greet(peers, peer, stream);
     match met {

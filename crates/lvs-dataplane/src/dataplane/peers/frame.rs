@@ -12,13 +12,14 @@
 //!
 //! A frame that a peer does not support ends the session, so a peer sends only frames of the
 //! features that the other peer has announced. A peer of an older version announces nothing: its
-//! whole nonce is random, and equals the marker once in 2^48 sessions. Such a session ends, and the
-//! peers open another one.
+//! whole nonce is random. In one of 2^48 sessions, bytes 24 to 29 of this nonce equal the marker by
+//! chance: such a session ends, and the peers open another one.
 //!
 //! A proof is an HMAC-SHA-256 with the shared key over both introductions, with a different label
-//! for each side. Each direction of a session has its own key, which is derived from the shared
-//! key. The code of a frame covers its sequence number too, so an attacker cannot change, repeat,
-//! omit or move a frame to another session. Frames are not encrypted.
+//! for each side. Each direction of a session has its own key, which is derived from the shared key
+//! and both introductions. The code of a frame covers its sequence number too, so an attacker
+//! cannot change, repeat or omit a frame, or move it to another session, without ending the
+//! session. Frames are not encrypted.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -237,7 +238,7 @@ pub(super) fn keys(bytes: [u8; 16]) -> [u64; 2] {
 /// The reason why a session ends while frames are read.
 #[derive(Debug)]
 pub(super) enum FrameError {
-    /// The connection was closed or has failed.
+    /// The connection was closed, has failed or has timed out.
     Io(io::Error),
     /// A frame exceeds the longest payload.
     TooLong,

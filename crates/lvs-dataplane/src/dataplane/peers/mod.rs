@@ -1,8 +1,8 @@
 //! Replication between peers over TCP. Each director sends its connections to its peers: first all
-//! of them (full sync), then the changes (updates). A restarted director therefore has the
-//! connections of its peers before it receives packets.
-//! [`lvs_core::sync::bulk`] selects the connections to send; this module has keys, sessions and
-//! threads. In a session, the *sender* sends connections, and the *receiver* stores them.
+//! of them (full sync), then the changes (updates). A restarted director can therefore get the
+//! connections of its peers before it receives packets. [`lvs_core::sync::bulk`] selects the
+//! connections to send; this module has keys, sessions and threads. In a session, the *sender*
+//! sends connections, and the *receiver* stores them.
 //!
 //! ```text
 //! lvs-worker-N ─ changes, pieces of a walk, digests ─▶ Outgoing, bounded ─▶ lvs-peer-sends ─▶ peer
@@ -181,7 +181,7 @@ impl Peers {
     /// Starts the sessions with the peers.
     ///
     /// # Errors
-    /// The reason and the fix, as text.
+    /// The reason, as text.
     pub(super) fn start(
         config: &PeersConfig,
         context: &Arc<Context>,
@@ -495,10 +495,10 @@ impl Peers {
         self.add(|counts| &counts.kept, results.kept);
     }
 
-    /// Returns the reason why this director is not ready: the first peer that has not sent all
-    /// connections. Peers that stay unreachable for longer than `wait`, or never send some of their
-    /// connections, do not count; if `wait` is zero, no peer counts. `None` if it is ready; it then
-    /// stays ready.
+    /// Returns the reason why this director is not ready: the first peer whose connections have not
+    /// all arrived, or were not compared yet. A peer does not count if it stays unreachable for
+    /// longer than `wait`, or never sends some of its connections. If `wait` is zero, no peer
+    /// counts. `None` if this director is ready; it then stays ready.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
             return None;
@@ -711,9 +711,9 @@ impl Peer {
         self.changed.notify_all();
     }
 
-    /// Ends a session with an earlier run of the peer, and waits, for `patience` at most, until
-    /// this director owns the connections that it borrowed from that run. `identity` is that of the
-    /// present run.
+    /// Ends the session with an earlier run of the peer, if one is open. Waits, for `patience` at
+    /// most, until this director owns the connections that it borrowed from the earlier run.
+    /// `identity` identifies the present run.
     fn settle(&self, identity: [u8; 16], patience: Duration) {
         let state = self.state();
         let old = |state: &mut State| {

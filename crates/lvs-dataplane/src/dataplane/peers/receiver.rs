@@ -31,10 +31,11 @@ const PORTION: usize = 64;
 const PORTIONS_MAX: usize = 2;
 /// Number of slots that a packet worker examines in one job.
 const PIECE: usize = 8192;
-/// Number of consecutive differing digests after each of which this director requests repairs.
+/// This director requests repairs after each of the first `REPAIRS_IN_A_ROW` consecutive digests
+/// that differ from its borrowed connections.
 const REPAIRS_IN_A_ROW: u32 = 3;
-/// After [`REPAIRS_IN_A_ROW`] differing digests, this director requests repairs only for each
-/// `REPAIRS_LATER`-th consecutive differing digest.
+/// After [`REPAIRS_IN_A_ROW`] consecutive differing digests, this director requests repairs only at
+/// every `REPAIRS_LATER`-th.
 const REPAIRS_LATER: u32 = 15;
 
 /// Receives connections from a peer until the dataplane ends. After each failure, this director

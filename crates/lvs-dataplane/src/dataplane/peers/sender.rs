@@ -1,5 +1,5 @@
-//! Sends to a peer: all connections once, then changed connections, connections that had packets,
-//! and digests.
+//! Sends to a peer: first all connections, then changed connections, connections that had packets,
+//! ranges that the peer requests again, and digests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -145,7 +145,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Sends connections, digests and changes until the session is closed.
+    /// Sends connections, digests and changes until the session is closed or fails, or the
+    /// dataplane stops.
     fn tell(&mut self) -> io::Result<()> {
         let (peers, outgoing) = (self.peers, self.outgoing);
         let mut bytes = Vec::new();
@@ -288,7 +289,7 @@ fn full_sync(peers: &Peers, going: Option<Walk>) -> Walk {
     })
 }
 
-/// Queues the connections of the next piece of a walk; `false` at its end.
+/// Queues the connections or templates of the next piece of a walk; `false` at its end.
 fn step(peers: &Peers, walk: &mut Walk, outgoing: &Arc<Outgoing>) -> bool {
     if let Some(place) = walk.next {
         let (to, pass) = (outgoing.clone(), walk.pass.clone());

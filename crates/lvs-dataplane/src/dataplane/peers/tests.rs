@@ -1,4 +1,5 @@
-//! Sessions with peers that send invalid frames or do not read, over the loopback interface.
+//! Sessions with peers over the loopback interface, with valid and invalid frames, and the states
+//! of peers.
 
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;
@@ -405,8 +406,9 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
     digest
 }
 
-/// With one service more than the maximum, all of them different, messages name only a few. An
-/// older peer gets no digests of services, because they would end its session.
+/// The digests omit a service above the maximum number, and a log line names only a few of the
+/// services that differ. An older peer gets no digests of services, because they would end its
+/// session.
 #[test]
 fn service_digests_are_bounded_and_sent_only_to_peers_that_support_them() {
     let mut control = Control::new(Options::default());
@@ -581,7 +583,7 @@ impl Director {
         self.packets(ports, 0x10);
     }
 
-    /// Number of connections that the workers own, and of those that they have borrowed.
+    /// Numbers of connections that the workers own, and that they have borrowed.
     fn counts(&mut self) -> (u64, u64) {
         let mut counts = (0, 0);
         for worker in &mut self.workers {

@@ -1,4 +1,4 @@
-//! A packet worker's part of the kernel fast path: it offloads connections, and updates the clock.
+//! A packet worker's part of the kernel fast path, such as the offloading of connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -145,8 +145,8 @@ impl Worker {
         Ok((offer, ways))
     }
 
-    /// Returns the reason why the kernel fast path does not forward the packets of a connection;
-    /// with `None`, the reason why it would not forward those of a new connection.
+    /// Returns the reason why the kernel fast path does not forward the packets of a connection. If
+    /// `conn` is `None`, the reason why it would not forward the packets of a new connection.
     pub(super) fn fast_path(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
         let kernel = self.kernel.path.as_ref().ok_or(WithDataplane::NotUsed)?;
         let epoch = kernel.epoch();
@@ -212,8 +212,9 @@ impl Worker {
     }
 
     /// Writes the local ports of connections for the BPF programs and for a successor. Returns true
-    /// if more are queued. Without the map for them, requests it from the keeper and leaves the
-    /// ports in the queue; discards them if too many are queued, or if the map cannot be created.
+    /// if more are queued. If the map of local ports does not exist, requests it from the keeper
+    /// once, and leaves the ports in the queue. Discards the ports if too many are queued, or if
+    /// the map cannot be created.
     pub(super) fn write_local_ports(&mut self) -> bool {
         let shard = &mut self.decider.shard;
         let waiting = shard.local_changes_len();

@@ -59,8 +59,8 @@ const QUEUE_BYTES: usize = 16 << 10;
 /// Longest time that SYNs wait during a SYN flood.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// A stopping worker sends the synchronisation messages that are due within this time, which are
-/// all of them.
+/// All synchronisation messages of a worker are due within this time: a stopping worker sends them
+/// at once.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Interval between two rounds of housekeeping.
@@ -111,7 +111,7 @@ impl Equipment {
 /// A worker's part of the exchange of packets with other workers.
 #[derive(Default)]
 struct Others {
-    /// The processor of this worker; `None` if workers share processors.
+    /// The processor to which this worker is bound; `None` if it may run on any processor.
     cpu: Option<usize>,
     /// For each other worker, the packets for it.
     outboxes: Vec<Vec<Parcel>>,
@@ -548,8 +548,8 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// Passes the queued packets to the other workers, and drops those for which a worker's inbox
-    /// has no room. Counts both.
+    /// Passes the queued packets to the other workers. Packets for which a worker's inbox has no
+    /// room are dropped. Counts the passed and the dropped packets.
     fn post_parcels(&mut self) {
         let links = self.threads.workers().iter();
         for (link, parcels) in links.zip(&mut self.others.outboxes) {
@@ -624,7 +624,8 @@ impl Worker {
 
     // --- synchronisation -------------------------------------------------------------------------
 
-    /// Passes the messages that are due to the synchronisation master.
+    /// Passes due messages to the synchronisation master. Messages for which the master's queue has
+    /// no room are dropped and counted.
     fn send_sync(&mut self) {
         if let Some(at) = self.decider.shard.next_sync_message() {
             let now = self.context.now();
@@ -698,7 +699,8 @@ impl Worker {
         }
     }
 
-    /// Drops the packets that wait for these neighbours, which do not answer.
+    /// Drops the packets that wait for these neighbours, which do not answer, and sends ICMP errors
+    /// to the senders.
     pub(super) fn give_up_neighbours(&mut self, neighbours: &[(PortId, IpAddr)]) {
         if self.pipeline.held.is_empty() {
             return;

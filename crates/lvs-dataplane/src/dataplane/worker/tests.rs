@@ -261,7 +261,7 @@ fn packet_that_waits_for_neighbour_leaves_before_later_packet() {
     assert_eq!(sources.collect::<Vec<_>>(), [4000, 4001]);
 }
 
-/// A packet that arrives at any worker is handled by its own worker, in order, and once.
+/// A packet that arrives at any worker is handled once, by the worker that owns its connection.
 #[test]
 fn packet_at_wrong_worker_is_passed_to_its_owner() {
     let count = NonZeroUsize::new(WORKERS).expect("WORKERS is not zero");

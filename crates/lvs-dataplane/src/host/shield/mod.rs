@@ -289,7 +289,8 @@ impl Shield {
         }
     }
 
-    /// Hides the packets that `spec` describes, and no others. Sends the difference to the present
+    /// Hides the packets that `spec` describes. Apart from answers to [local
+    /// clients](Self::add_local_clients), no others are hidden. Sends the difference to the present
     /// state in one transaction, so that each packet is matched against either the old or the new
     /// state. Returns the number of added and deleted elements.
     ///
@@ -376,7 +377,7 @@ impl Shield {
     }
 
     /// Reverts [`add_local_clients`](Self::add_local_clients). Call it for many connections at
-    /// once: each call costs the kernel a grace period, whatever their number.
+    /// once: each call costs the kernel a grace period, regardless of the number of connections.
     ///
     /// # Errors
     /// The kernel refuses, for instance because one of the connections is not hidden.

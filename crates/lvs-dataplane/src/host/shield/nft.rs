@@ -353,7 +353,7 @@ impl RuleBody<'_> {
         self.verdict(NF_ACCEPT, None);
     }
 
-    /// Returns from the chain to the one that jumped to it.
+    /// Ends the chain, and continues in the chain that jumped to it.
     pub(super) fn go_back(&mut self) {
         const NFT_RETURN: i32 = -5;
         self.verdict(NFT_RETURN.cast_unsigned(), None);

@@ -141,9 +141,9 @@ impl AfPacket {
         Opening::new(ifindex, name, By::Messages).open()
     }
 
-    /// As [`Self::open`], and additionally, if the host permits it: a separate queue for SYNs,
-    /// reinjection of frames into the host ([`Self::give_back`]), and the kernel fast path, whose
-    /// frames the socket does not receive.
+    /// As [`Self::open`], with a separate queue for SYNs, and with `turn`, reinjection of frames
+    /// into the host ([`Self::give_back`]), if the host permits them. With `fast_path`, the kernel
+    /// fast path is attached, whose frames the socket does not receive.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -394,7 +394,7 @@ impl<'a> Opening<'a> {
     }
 
     /// Opens the socket for SYNs, and excludes SYNs from `others`. On failure, `others` receives
-    /// them.
+    /// the SYNs.
     fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
         let opened = self.first_inlet(|socket| others.share_with(socket));
         self.reported(opened)

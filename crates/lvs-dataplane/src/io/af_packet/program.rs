@@ -78,7 +78,7 @@ impl Assembler {
         self.ops
     }
 
-    /// Stores the ports that are at an offset from register X, and whether the packet is a SYN.
+    /// Stores the ports at the offset `at`, and with `firsts`, whether the packet is a SYN.
     fn ports(&mut self, protocol_at: u32, load: (u16, u16), at: u32, plan: &Plan, firsts: bool) {
         self.add(load.0, at);
         self.add(STORE, FROM);
@@ -143,7 +143,7 @@ impl Assembler {
         }
     }
 
-    /// Loads the port of the client's side from scratch memory.
+    /// Loads the port of the client's side, or 0 if only addresses count, and jumps to the hash.
     fn port(&mut self, place: u32, plan: &Plan) {
         if plan.by_address {
             self.add(LOAD_X_K, 0);

@@ -122,7 +122,7 @@ pub struct RouteHit {
     pub mtu: Option<u32>,
 }
 
-/// A neighbour's address on the link.
+/// The kernel's entry for a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// The neighbour's Ethernet address, if it is resolved.

@@ -76,7 +76,7 @@ impl NetState {
             .copied()
     }
 
-    /// Returns all prefixes of a family: those of routes and of the host's own networks.
+    /// Returns the prefixes of a family: of its routes, and of the host's own networks.
     pub(crate) fn prefixes(&self, ipv4: bool) -> impl Iterator<Item = Prefix> {
         let family = if ipv4 { &self.v4 } else { &self.v6 };
         let tables = [&family.local, &family.main, &family.default];
@@ -173,7 +173,7 @@ impl NetState {
         self.v6 = Tables::default();
     }
 
-    /// The neighbours that differ from those of `other`.
+    /// The neighbours that differ between this state and `other`, or that only one of them has.
     pub(super) fn differing_neighbours(&self, other: &Self) -> Vec<(u32, IpAddr)> {
         let changed = self
             .neighbours
