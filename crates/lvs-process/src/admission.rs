@@ -42,7 +42,8 @@ impl Places {
     }
 
     /// Reserves a slot for a connection; `reader` is the user of a read-only connection. `None` if
-    /// all slots, or all slots of this user, are in use.
+    /// the maximum number of connections is reached: in total, of all read-only users, or of this
+    /// user.
     pub fn take(self: &Arc<Self>, reader: Option<u32>) -> Option<Place> {
         let mut state = self.state();
         if state.all >= CONNECTIONS_MAX {

@@ -75,7 +75,8 @@ fn of_pid(pid: &Option<u32>) -> String {
 /// files. Call it before the new dataplane requests any exclusive resource.
 ///
 /// # Errors
-/// The previous dataplane is running, and has not exited within the time limit.
+/// The previous dataplane has not exited within the time limit. No error is returned for an
+/// abstract name.
 pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     let owner = || match address.path() {
         Some(path) => owner_beside(path, LOCK),
@@ -132,7 +133,7 @@ impl Listener {
         }
     }
 
-    /// Binds the default path; if this is not possible, the abstract name.
+    /// Binds the default path; if the operating system returns an error, the abstract name.
     fn bind_usual(path: &Path) -> Result<Self, BindError> {
         let address = Address::Usual(path.to_owned());
         let name = Address::by_name();

@@ -80,7 +80,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// All hooks of an interface.
+    /// All values of this type.
     pub const ALL: [Self; 4] = [
         Self::Ingress,
         Self::Egress,

@@ -79,7 +79,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The daemon refuses the request or does not answer.
+    /// A message: the daemon refuses the request, or sends no complete and valid answer.
     pub fn status(&mut self) -> Result<Status, String> {
         self.ask("GET /v1/status HTTP/1.0\r\n\r\n")
     }

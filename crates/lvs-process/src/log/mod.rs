@@ -69,7 +69,7 @@ impl Format {
     /// The environment variable that sets the format for lvsd and for the dataplane that it starts.
     pub const VARIABLE: &'static str = "LVS_LOG_FORMAT";
 
-    /// The format that the environment sets.
+    /// The format that the environment sets; text if it sets none.
     ///
     /// # Errors
     /// The value of the variable is not a format.
@@ -321,7 +321,7 @@ mod tests {
         assert!((least..most).contains(&whole.len()), "{}", whole.len());
     }
 
-    /// A writer of which the given number of first writes fail.
+    /// A writer that refuses the given number of writes before it accepts any.
     struct Full(usize, io::PipeWriter);
 
     impl Write for Full {

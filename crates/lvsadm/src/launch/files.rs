@@ -363,7 +363,8 @@ impl Files {
         Ok((number, self.node(number)?))
     }
 
-    /// Returns the path of the real directory that an overlay replaces, for `thread`.
+    /// Returns the path of the real directory that an overlay replaces, for `thread`. For a
+    /// directory of sysctls, the worker enters the network namespace of the thread.
     fn real(&self, overlay: Overlay, thread: u32, worker: &mut Worker) -> Result<String, Errno> {
         match overlay {
             Overlay::Net => Ok(format!("/proc/{thread}/net")),
@@ -378,7 +379,7 @@ impl Files {
         }
     }
 
-    /// Returns types and names of all entries of a directory.
+    /// Returns types and names of the entries that the listing of a directory contains.
     fn list(&self, directory: &Node, thread: u32, worker: &mut Worker) -> Vec<(u32, String)> {
         let own = |mode: u32, names: &[&str]| -> Vec<(u32, String)> {
             let names = names.iter().map(|name| (mode, (*name).to_owned()));

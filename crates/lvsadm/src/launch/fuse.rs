@@ -33,7 +33,7 @@ const IN: usize = 40;
 /// Length of `struct fuse_out_header` in bytes.
 const OUT: usize = 16;
 
-/// Time in seconds for which the kernel may cache the answer about a name.
+/// Time in seconds for which the kernel may cache names and attributes.
 const VALID_SECONDS: u64 = 60;
 
 #[derive(Clone, Copy, Debug)]
