@@ -432,7 +432,7 @@ fn has_word(line: &str, word: &str) -> bool {
         .any(|part| part == word)
 }
 
-/// Whether a rule names the address or the port of a service.
+/// Whether a rule names the address of a service, or its port as a destination port.
 fn names(line: &str, service: &ServiceInfo) -> bool {
     virt(service).is_some_and(|addr| {
         has_word(line, &addr.ip().to_string())
