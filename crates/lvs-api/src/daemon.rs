@@ -158,7 +158,7 @@ pub struct AnnounceStatus {
     pub waits_for: String,
     /// The virtual addresses to announce, and their routes.
     pub addresses: Vec<AnnouncedVip>,
-    /// The reason why the dataplane does not report the routes.
+    /// The reason why the dataplane does not report the routes; empty if it does.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
@@ -409,7 +409,7 @@ pub struct SourceStatus {
     pub answers: u64,
     /// The number of failures to get an answer from the source.
     pub failures: u64,
-    /// The reason why the source does not answer.
+    /// The reason why the source does not answer; absent while it answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     /// The etcd revision of the content that lvsd uses; absent for other sources.

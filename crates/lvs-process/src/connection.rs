@@ -82,7 +82,7 @@ impl Write for Within<'_> {
 }
 
 /// Answers a client until it disconnects, exceeds a time limit, or sends a request that is too long
-/// or incomplete. `denied` is the reason why it may not make changes.
+/// or incomplete. `denied` is the reason why the client may not make changes; `None` if it may.
 pub(super) fn serve_connection(
     stream: &UnixStream,
     place: &Place,

@@ -95,8 +95,8 @@ impl Session {
         }
     }
 
-    /// Warns about settings that `-S` does not save, because ipvsadm's command lines cannot express
-    /// them.
+    /// Warns about source filters and mark rules: `-S` does not save them, because ipvsadm's
+    /// command lines cannot express them.
     fn warn_of_unsaved(&mut self, run: &mut Invocation<'_>) -> io::Result<()> {
         if run.is_ipvsadm() {
             return Ok(());

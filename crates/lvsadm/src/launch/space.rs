@@ -52,8 +52,8 @@ pub(super) struct Space {
     pub(super) used: Mutex<Instant>,
 }
 
-/// The connection to the dataplane, the lock that prevents lvsd from starting, and the last
-/// listing.
+/// The connection to the dataplane, the lock that prevents lvsd from starting, the last listing,
+/// and the configuration that the program has made.
 #[derive(Debug, Default)]
 struct Link {
     client: Option<Client>,
