@@ -129,7 +129,8 @@ pub struct VrrpStatus {
     /// Whether this director may own the virtual addresses: the state is `master`, and the
     /// dataplane is ready or has not answered yet.
     pub active: bool,
-    /// Whether the dataplane has received the connections of its peers.
+    /// Whether the dataplane answers, has all peers of the configuration file, and no longer waits
+    /// for their connections.
     pub ready: bool,
     /// The condition that must be met before `ready` is true; empty if it is.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -150,15 +151,15 @@ pub struct VrrpStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AnnounceStatus {
-    /// Whether the dataplane has all peers of the configuration file, and has received their
-    /// connections.
+    /// Whether the dataplane answers, has all peers of the configuration file, and no longer waits
+    /// for their connections.
     pub ready: bool,
     /// The condition that must be met before `ready` is true; empty if it is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
     /// The virtual addresses to announce, and their routes.
     pub addresses: Vec<AnnouncedVip>,
-    /// The reason why the dataplane does not report the routes; empty if it does.
+    /// The reason why lvsd cannot send the addresses to the dataplane; empty if it can.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }

@@ -104,7 +104,7 @@ impl Own {
     }
 }
 
-/// Returns the rights of process `pid` by `/proc`. They count only if `still_there` confirms
+/// Returns the rights of process `pid` by `/proc`; [`Root::Unseen`] unless `still_there` confirms
 /// afterwards that the process exists, so that no other process had its id.
 pub fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {

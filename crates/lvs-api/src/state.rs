@@ -2,7 +2,8 @@
 //!
 //! The name of the default socket contains the inode of the network namespace, and the kernel
 //! reuses inodes. The names of state files therefore also contain the namespace's cookie, which is
-//! never reused: a process in a new namespace does not read the files of a removed one.
+//! not reused until the host restarts: a process in a new namespace does not read the files of a
+//! removed one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;

@@ -115,7 +115,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
     pub(super) address: Address,
-    /// The socket's file, with its device and inode, which is removed at the end; `None` for an
+    /// The socket's file, which is removed at the end, with its device and inode; `None` for an
     /// abstract name.
     file: Option<(PathBuf, (u64, u64))>,
     /// The lock of the socket, which is released after the file is removed; `None` for an abstract

@@ -178,8 +178,9 @@ impl Server {
     }
 }
 
-/// A control socket that serves clients until this is dropped. The drop waits at most a second
-/// until answers are written, so that the client that stops the dataplane receives its answer.
+/// A control socket that serves clients until this value is dropped. The drop waits at most a
+/// second until answers are written, so that the client that stops the dataplane receives its
+/// answer.
 #[derive(Debug)]
 pub struct Handle {
     stopping: Arc<AtomicBool>,

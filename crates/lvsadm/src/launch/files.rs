@@ -477,7 +477,7 @@ impl Files {
     }
 }
 
-/// Returns the inode number of `name`, where `first` is that of the first of `names`.
+/// Returns the inode number of `name`. The first of `names` has the inode number `first`.
 fn number(first: u64, names: &[&str], name: &str) -> Result<u64, Errno> {
     let index = names.iter().position(|known| *known == name);
     index.map(|index| first + index as u64).ok_or(Errno::ENOENT)

@@ -129,9 +129,9 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Reports rules of the host's firewall: those that drop packets of services before the dataplane
-/// receives them, those that were meant for packets of services but do not receive them, and those
-/// that may drop packets that the dataplane sends.
+/// Reports three kinds of rules of the host's firewall: rules that drop packets of services before
+/// the dataplane receives them, rules for packets of services that do not receive these packets,
+/// and rules that may drop packets that the dataplane sends.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();
