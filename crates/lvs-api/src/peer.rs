@@ -121,8 +121,8 @@ pub fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
     }
 }
 
-/// The effective capabilities in the text of `/proc/PID/status`; `None` if the text does not
-/// contain them.
+/// The effective capabilities in the text of `/proc/PID/status`; `None` if the text contains no
+/// valid value.
 fn effective(status: &str) -> Option<u64> {
     let line = status
         .lines()

@@ -151,9 +151,9 @@ impl Session {
         }
     }
 
-    /// Runs `-R`: each line of standard input is a command line. A line that cannot be followed by
-    /// others ends the run, for example if the connection to the dataplane is lost. The exit status
-    /// is that of the last executed line.
+    /// Runs `-R`: each line of standard input is a command line. Some lines end the run early, for
+    /// example if the connection to the dataplane is lost. The exit status is that of the last
+    /// executed line.
     fn restore(&mut self, run: &mut Invocation<'_>) -> io::Result<Outcome> {
         self.restoring = true;
         let mut lines = Lines::new();

@@ -30,7 +30,7 @@ const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub struct Client {
     address: Address,
-    /// The connection for the next request; `None` if it is not open yet.
+    /// The connection for the next request; `None` if it must be opened first.
     stream: Option<UnixStream>,
     /// Longest wait for the next part of an answer.
     silence: Duration,

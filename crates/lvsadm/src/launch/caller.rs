@@ -304,8 +304,8 @@ impl Parts {
     }
 }
 
-/// Copies the bytes that a call sends to the kernel. `None` if they are for another receiver, too
-/// long, or cannot be read; the kernel then handles the call itself.
+/// Copies the bytes that a call sends to the kernel. `None` if the kernel must handle the call
+/// itself, for example because the bytes are for another receiver, are too many, or cannot be read.
 pub(super) fn sent(call: &Call, memory: &impl Source) -> Option<Vec<u8>> {
     let [_, a, b, _, name, name_length] = call.arguments;
     let (parts, name, name_length) = match call.kind {

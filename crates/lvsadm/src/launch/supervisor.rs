@@ -394,8 +394,8 @@ impl Supervisor {
     }
 
     /// Enters the network namespace of a caller that reads or changes a file; `None` if the caller
-    /// may not do this. Any caller may read the files of namespaces in use, and of the launcher's
-    /// namespace.
+    /// may not do this, or the namespace cannot be entered. Any caller may read the files of
+    /// namespaces in use, and of the launcher's namespace.
     pub(super) fn of_file(
         &self,
         caller: &Caller,

@@ -130,8 +130,8 @@ impl<'a> Chain<'a> {
 }
 
 /// Reports three kinds of rules of the host's firewall: rules that drop packets of services before
-/// the dataplane receives them, rules for packets of services that do not receive these packets,
-/// and rules that may drop packets that the dataplane sends.
+/// the dataplane receives them, rules that are meant for packets of services and do not receive
+/// them, and rules that may drop packets that the dataplane sends.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();

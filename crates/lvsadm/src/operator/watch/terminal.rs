@@ -16,7 +16,7 @@ pub(super) struct Terminal(Termios);
 
 impl Terminal {
     /// Sets the terminal to unbuffered input without echo; a read waits for at most a tenth of a
-    /// second. `None` without a terminal, or on a dumb one.
+    /// second. `None` without a terminal, on a dumb one, or if its settings cannot be changed.
     pub(super) fn take() -> Option<Self> {
         let stdin = std::io::stdin();
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
