@@ -21,7 +21,7 @@ pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option
 ///
 /// # Errors
 ///
-/// The reason as text, with examples.
+/// The reason as text.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || {
         format!(
