@@ -135,7 +135,8 @@ pub struct VrrpStatus {
     /// The condition that must be met before `ready` is true; empty if it is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
-    /// The number that keepalived adds to the VRRP priority of this director.
+    /// The number that keepalived adds to the VRRP priority of this director; -254 or less is a
+    /// fault for keepalived.
     pub track: i16,
     /// Errors with the track file and the FIFO of keepalived.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -40,9 +40,9 @@ impl Address {
     }
 }
 
-/// Removes the files in `/run/lvs` of network namespaces that no longer exist: no process runs in
-/// them, and they are not mounted (`ip netns`). The files of an earlier namespace with the inode of
-/// this one are removed, too. The files of a namespace stay if a dataplane or an lvsd has locked
+/// Removes the files in `/run/lvs` of network namespaces that are no longer in use: no process runs
+/// in them, and they are not mounted (`ip netns`). The files of an earlier namespace with the inode
+/// of this one are removed, too. The files of a namespace stay if a dataplane or an lvsd has locked
 /// one of them. If some processes are not visible, the files of a namespace also stay until all of
 /// them are older than a day.
 pub fn sweep() {

@@ -31,7 +31,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the next request of a client with write access.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Size of the buffer for answers in bytes; it is written when it is full.
+/// Size of the buffer for answers in bytes.
 const BUFFER: usize = 64 << 10;
 /// Nice value of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;

@@ -3,7 +3,7 @@
 //!
 //! The proxy reports a new connection as its SYN, the server's answer and the client's, so that the
 //! connection counts as active. From time to time, it reports the forwarded bytes of each direction
-//! as one packet of this length. It removes the connection from the director when it ends.
+//! as one packet of this length. When a connection ends, the proxy removes it from the director.
 //! Connections in the director never expire, because each relay has its own timer.
 
 use std::collections::HashMap;

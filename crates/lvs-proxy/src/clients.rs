@@ -254,8 +254,8 @@ impl Table {
 }
 
 impl Slot {
-    /// Records that the client has sent a datagram. After an answer of its server, the client is
-    /// then established.
+    /// Records that the client has sent a datagram. If the client's server has answered before, the
+    /// client becomes established.
     pub(super) fn sent(&self, now: u64) {
         self.client.sent.store(now, Ordering::Relaxed);
         if self.talks() || !self.client.answered.load(Ordering::Relaxed) {
