@@ -406,7 +406,9 @@ impl Files {
         all
     }
 
-    /// Returns the network namespace of the thread that makes the request.
+    /// Returns the network namespace of the thread that makes the request, after `worker` has
+    /// entered it. Fails if the thread may not read the namespace's files, or, with `changes`, may
+    /// not administer the namespace.
     fn space(
         &self,
         request: &Request<'_>,

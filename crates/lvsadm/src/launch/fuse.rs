@@ -109,7 +109,7 @@ pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
 /// Answers `INIT` with the features of this server.
 pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     const MAJOR: u32 = 7;
-    /// The minor version of the protocol: that of Linux 5.4, which has all that is needed.
+    /// The minor version of the protocol that this server needs, which Linux 5.4 has.
     const MINOR: u32 = 31;
     /// Features: `O_TRUNC` is a part of `OPEN`, and the kernel caches the targets of links.
     const ABILITIES: u32 = 1 << 3 | 1 << 23;

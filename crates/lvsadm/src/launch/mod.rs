@@ -358,8 +358,9 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, 
 
 const ENDED: &[u8] = b"ended";
 
-/// Starts the watcher, a process that ends the program if the supervisor is killed: without a
-/// supervisor, the program's changes would fail. The watcher notices that the socket is closed.
+/// Starts the watcher, a process that sends SIGTERM to the program if the supervisor is killed:
+/// without a supervisor, the program's changes would fail. The watcher notices that the socket is
+/// closed.
 fn watched(program: Pid) -> io::Result<UnixStream> {
     let (own, mut supervisor) = UnixStream::pair()?;
     if notify::detach(&supervisor)? == Side::Caller {
