@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// The default for a dataplane of this network namespace: this path in `/run/lvs`. A dataplane
-    /// that may not listen there, or whose version is before 0.2, uses the abstract name
+    /// that cannot listen there, or whose version is before 0.2, uses the abstract name
     /// `@lvs-dataplane`; clients also try this name.
     Usual(PathBuf),
     /// A name in the abstract namespace, without the leading NUL. Each network namespace has its
@@ -68,8 +68,8 @@ impl Address {
         }
     }
 
-    /// The abstract name `@lvs-dataplane`. A dataplane listens there if its user may not write to
-    /// `/run/lvs`.
+    /// The abstract name `@lvs-dataplane`. A dataplane listens there if it cannot create its socket
+    /// in `/run/lvs`.
     pub fn by_name() -> Self {
         Self::Abstract(lvs_core::api::DEFAULT_SOCKET.as_bytes().to_vec())
     }

@@ -20,7 +20,7 @@ const LINE_MAX: u64 = 256 << 20;
 /// less time to declare a packet worker stopped, or to start on a busy host.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// The error of a request to a dataplane: no answer, or a refusal.
+/// The error of a connection or a request to a dataplane.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -47,8 +47,8 @@ pub enum Error {
         /// The address of the dataplane.
         address: Address,
     },
-    /// A process that is not trusted listens at the address. Any user can bind an abstract name, so
-    /// only root and this user are trusted.
+    /// The process that listens at the address is not trusted: its user is neither this user nor
+    /// root with `CAP_NET_ADMIN`. The owner of a path that the user has set is not checked.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
          CAP_NET_ADMIN: it is possibly not a dataplane. If it is your dataplane, start it with --socket /run/... and use that path here"
@@ -83,8 +83,8 @@ pub enum Error {
         /// Message of the dataplane.
         message: String,
     },
-    /// The dataplane accepts connections, but does not answer: it is stopped (SIGSTOP, a debugger),
-    /// or the host is overloaded.
+    /// The dataplane does not answer in time, for example because it is stopped (SIGSTOP, a
+    /// debugger), or because the host is overloaded.
     #[error(
         "the dataplane at {address} does not answer{}: if its state in `ps` is T, continue it with `kill -CONT`; if this host is overloaded, wait; otherwise kill it and start lvs-dataplane again",
         of_pid(*.pid)
@@ -92,10 +92,10 @@ pub enum Error {
     Silent {
         /// The address of the dataplane.
         address: Address,
-        /// The process id of the dataplane, if it is in this PID namespace.
+        /// The process id of the dataplane, if it is known.
         pid: Option<u32>,
     },
-    /// The connection was closed before the answer was complete.
+    /// The connection was closed, or failed, before the answer was complete.
     #[error(
         "the dataplane at {address} closed the connection before the end of its answer, probably because it has exited: read its log, and start it again"
     )]

@@ -1,9 +1,9 @@
 //! The control socket of `lvsd`, the daemon that configures a dataplane from a file.
 //!
 //! The socket has the name of the dataplane's socket with `.lvsd` appended, and its protocol is
-//! HTTP: `GET /v1/status` is answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and
-//! `/v1/reload` make changes, and `GET /v1/events` streams [`Event`]s. A refusal is `{"error":
-//! {"message": "..."}}`.
+//! HTTP. Among other requests, `GET /v1/status` is answered by [`Status`], `POST /v1/admin`,
+//! `/v1/maintenance` and `/v1/reload` make changes, and `GET /v1/events` returns or streams
+//! [`Event`]s. A refusal is `{"error": {"message": "..."}}`.
 
 mod client;
 
@@ -67,7 +67,7 @@ pub fn is_member(socket: &impl AsFd, gid: u32, group: u32) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaintenanceSpec {
-    /// Whether the director is in maintenance.
+    /// True to start the maintenance, false to end it.
     pub on: bool,
     /// The operator who requests the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -113,7 +113,8 @@ pub struct DirectorStatus {
 }
 
 impl DirectorStatus {
-    /// Whether all values are defaults: a single director without maintenance.
+    /// Whether all values are defaults, as for a single director without maintenance and without
+    /// warnings.
     pub fn is_alone(&self) -> bool {
         *self == Self::default()
     }
@@ -128,12 +129,14 @@ pub struct VrrpStatus {
     /// Whether this director may own the virtual addresses: the state is `master`, and the
     /// dataplane is ready or has not answered yet.
     pub active: bool,
-    /// Whether the dataplane has received the connections of its peers.
+    /// Whether the dataplane answers, has all peers of the configuration file, and no longer waits
+    /// for their connections.
     pub ready: bool,
     /// The condition that must be met before `ready` is true; empty if it is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
-    /// The number that keepalived adds to the VRRP priority of this director.
+    /// The number that keepalived adds to the VRRP priority of this director; -254 or less is a
+    /// fault for keepalived.
     pub track: i16,
     /// Errors with the track file and the FIFO of keepalived.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -149,15 +152,15 @@ pub struct VrrpStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AnnounceStatus {
-    /// Whether the dataplane has all peers of the configuration file, and has received their
-    /// connections.
+    /// Whether the dataplane answers, has all peers of the configuration file, and no longer waits
+    /// for their connections.
     pub ready: bool,
     /// The condition that must be met before `ready` is true; empty if it is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
     /// The virtual addresses to announce, and their routes.
     pub addresses: Vec<AnnouncedVip>,
-    /// The reason why the dataplane does not report the routes.
+    /// The reason why lvsd cannot send the addresses to the dataplane; empty if it can.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
@@ -408,7 +411,7 @@ pub struct SourceStatus {
     pub answers: u64,
     /// The number of failures to get an answer from the source.
     pub failures: u64,
-    /// The reason why the source does not answer.
+    /// The reason why the source does not answer; absent while it answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     /// The etcd revision of the content that lvsd uses; absent for other sources.
@@ -488,8 +491,8 @@ pub struct DataplaneStatus {
     /// discovery.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
-    /// Next hops of the dataplane that do not answer, without those of servers or interfaces that
-    /// are down.
+    /// Next hops of the dataplane that do not answer. A hop is omitted if it is a server that is
+    /// down, or if its interface is down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
     /// The reasons why packets were dropped in the last five minutes; most packets first.
@@ -517,8 +520,8 @@ pub struct ServiceStatus {
     /// Whether lvsd proxies the service itself.
     #[serde(default)]
     pub proxied: bool,
-    /// Number of servers that accept new connections: those in the dataplane with a weight above 0,
-    /// or those that are up if lvsd proxies the service.
+    /// Number of servers that accept new connections. Of a service that lvsd proxies, these are the
+    /// servers that are up; of another service, the servers with a weight above 0 in the dataplane.
     pub usable: usize,
     /// Whether the service has its quorum.
     pub quorum: bool,
@@ -581,8 +584,8 @@ pub struct ServerStatus {
     /// The fix of the server's fault; absent without a fault, and if none is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fix: String,
-    /// Numbers of recent connections of clients to the server, and of those without an answer;
-    /// absent if there were no connections.
+    /// Numbers of all and of unanswered recent connections of clients to the server; absent if
+    /// there were no connections.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
     /// Microseconds from the SYN of a client to the server's SYN-ACK, as a moving average of the
@@ -666,7 +669,7 @@ pub struct Event {
     /// Address or mark of the service; absent if the event is not about a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<ServiceId>,
-    /// The affected server.
+    /// The affected server; absent if the event is not about a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<SocketAddr>,
     /// The details as text.

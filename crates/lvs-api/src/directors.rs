@@ -73,8 +73,8 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Reads a key from a file that root or this user owns, that its group may not write, and that
-/// other users may not read. Ignores whitespace at both ends.
+/// Reads a key from a file that root or this user owns, that its group may not write, and to which
+/// other users have no access. Ignores whitespace at both ends.
 ///
 /// # Errors
 ///

@@ -199,7 +199,8 @@ fn by_reason(reason: &str) -> Option<&'static str> {
 }
 
 /// If `fix` names options of `lvs-dataplane`, appends a sentence with the keys of lvsd's file for
-/// these options.
+/// these options. A fix that begins with `Nothing:`, or already has this sentence, is returned
+/// unchanged.
 pub fn with_keys(fix: &str) -> String {
     if fix.starts_with("Nothing:") {
         return fix.to_owned();

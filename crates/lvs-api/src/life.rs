@@ -46,7 +46,7 @@ pub enum Life {
     Running,
     /// The process was killed or is exiting; its files, locks and sockets may still be open.
     Ending,
-    /// The process has closed all files, or belongs to another PID namespace.
+    /// The process has closed all files, has not existed, or is not visible in `/proc`.
     Gone,
 }
 
@@ -126,9 +126,9 @@ impl Patience {
         }
     }
 
-    /// Sleeps for a moment and returns true if the caller should try again: the owner is ending,
-    /// has just ended, or may just have received the request to end. Otherwise returns false at
-    /// once.
+    /// Returns true after a short sleep if the caller should try again, and false at once if the
+    /// wait has exceeded its limit. The limit is longest if the owner is ending, or has marked its
+    /// lock.
     pub fn waits_for(&self, owner: impl Into<Owner>) -> bool {
         let Owner { pid, leaves } = owner.into();
         let limit = match pid.map_or(Life::Gone, Life::of) {

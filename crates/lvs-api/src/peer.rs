@@ -104,7 +104,7 @@ impl Own {
     }
 }
 
-/// Returns the rights of process `pid` by `/proc`. They count only if `still_there` confirms
+/// Returns the rights of process `pid` by `/proc`; [`Root::Unseen`] unless `still_there` confirms
 /// afterwards that the process exists, so that no other process had its id.
 pub fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
@@ -121,8 +121,8 @@ pub fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
     }
 }
 
-/// The effective capabilities in the text of `/proc/PID/status`; `None` if the text does not
-/// contain them.
+/// The effective capabilities in the text of `/proc/PID/status`; `None` if the text contains no
+/// valid value.
 fn effective(status: &str) -> Option<u64> {
     let line = status
         .lines()

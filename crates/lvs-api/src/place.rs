@@ -38,7 +38,7 @@ const ATTEMPTS: usize = 100;
 ///
 /// # Errors
 ///
-/// This process may not create the directory, or users other than root and this one may write to
+/// The directory cannot be created or opened, or users other than root and this one may write to
 /// it.
 pub fn prepare(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o755).create(directory) {
@@ -146,8 +146,8 @@ pub enum LockError {
 }
 
 impl Lock {
-    /// Locks the file with the name of `socket` and `suffix`. Waits if the owner of the lock is
-    /// ending.
+    /// Locks the file with the name of `socket` and `suffix`. If another process has the lock,
+    /// waits for it within `limits`.
     ///
     /// # Errors
     ///
@@ -167,8 +167,8 @@ impl Lock {
         let _ = self.0.write_all_at(text.as_bytes(), 0);
     }
 
-    /// Like [`beside`](Self::beside), but neither creates the file nor waits. `None` if the file
-    /// does not exist.
+    /// Like [`beside`](Self::beside), but neither creates nor changes the file, and does not wait.
+    /// `None` if the file does not exist.
     ///
     /// # Errors
     /// See [`LockError`].

@@ -12,7 +12,7 @@ pub fn is_strict(interface: &str) -> bool {
     is_strict_in(Path::new(SETTINGS), interface)
 }
 
-/// The interfaces whose reverse-path filter is strict, in alphabetical order.
+/// The interfaces, except `lo`, whose reverse-path filter is strict, in alphabetical order.
 pub fn strict_interfaces() -> Vec<String> {
     strict_in(Path::new(SETTINGS))
 }

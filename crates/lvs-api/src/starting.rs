@@ -55,7 +55,7 @@ pub fn connect_daemon(dataplane: &Address) -> Result<Option<daemon::Client>, Str
 }
 
 /// Repeats `attempt` while `failed` is true for its result and `promised` returns that a program is
-/// starting. Afterwards makes one more attempt.
+/// starting, but not longer than [`START_LIMIT`]. Afterwards makes one more attempt.
 fn retry<T>(
     mut attempt: impl FnMut() -> T,
     failed: impl Fn(&T) -> bool,
@@ -104,9 +104,9 @@ impl Processes<'static> {
 
 impl Processes<'_> {
     /// Whether one of `programs` was started at most [`START_LIMIT`] before this process, or a
-    /// sibling process is about to execute one. `own_namespace`: only processes in this network
-    /// namespace count, and those whose namespace cannot be read. `waited`: how long this process
-    /// has waited.
+    /// sibling process is about to execute one. With `own_namespace`, a process in another network
+    /// namespace does not count, unless its namespace cannot be read or may still change. `waited`:
+    /// how long this process has waited.
     ///
     /// Processes that started after this one do not count, so that two clients (`lvsd status`) do
     /// not wait for each other.
@@ -188,8 +188,7 @@ impl Process {
             .any(|program| name.is_some_and(|name| name == *program))
     }
 
-    /// Whether a word of the command line is one of `programs`: the first word, or a later one
-    /// after `sudo`, `nice` or `ip netns exec`.
+    /// Whether any word of the command line is one of `programs`, as in `sudo lvs-dataplane`.
     fn names(&self, programs: &[&str]) -> bool {
         self.command_line
             .split(|byte| *byte == 0)

@@ -2,7 +2,8 @@
 //!
 //! The name of the default socket contains the inode of the network namespace, and the kernel
 //! reuses inodes. The names of state files therefore also contain the namespace's cookie, which is
-//! never reused: a process in a new namespace does not read the files of a removed one.
+//! not reused until the host restarts: a process in a new namespace does not read the files of a
+//! removed one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
@@ -21,8 +22,8 @@ use lvs_sys::netns;
 const FILES_MOST: usize = 4096;
 /// Maximum number of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
-/// Minimum age of files that are removed although some processes are not visible (without
-/// `CAP_SYS_PTRACE`, or in a PID namespace), if no visible process is in their namespace.
+/// If some processes are not visible (without `CAP_SYS_PTRACE`, or in a PID namespace), only files
+/// older than this are removed, and only if no visible process is in their namespace.
 const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Address {
@@ -39,17 +40,20 @@ impl Address {
     }
 }
 
-/// Removes the files in `/run/lvs` of network namespaces in which no process runs and that are not
-/// mounted (`ip netns`). Files that a dataplane or an lvsd has locked stay. If some processes are
-/// not visible, only files older than a day are removed.
+/// Removes the files in `/run/lvs` of network namespaces that are no longer in use: no process runs
+/// in them, and they are not mounted (`ip netns`). The files of an earlier namespace with the inode
+/// of this one are removed, too. The files of a namespace stay if a dataplane or an lvsd has locked
+/// one of them. If some processes are not visible, the files of a namespace also stay until all of
+/// them are older than a day.
 pub fn sweep() {
     if let Some(own) = address::usual() {
         sweep_in(Path::new(place::DIRECTORY), &own, netns::cookie(), live);
     }
 }
 
-/// Removes the files next to the socket at `address` after its dataplane and its lvsd were stopped,
-/// except those that end in `but`. Files of running processes stay.
+/// Removes this project's files next to the socket at `address` after its dataplane and its lvsd
+/// were stopped, except those whose names end in `but`. If one of the two still has a lock, all
+/// files stay.
 pub fn tidy(address: &Address, but: &str) {
     let Some(path) = address.path() else { return };
     let Some(directory) = path.parent() else {

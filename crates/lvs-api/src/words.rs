@@ -21,7 +21,7 @@ pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option
 ///
 /// # Errors
 ///
-/// The reason as text, with examples.
+/// The reason as text.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || {
         format!(
@@ -58,7 +58,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total))
 }
 
-/// Returns the text of a duration in its two largest units, such as `2h05m`.
+/// Returns the text of a duration in at most two units, such as `2h05m`.
 pub fn lasted(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

@@ -10,8 +10,8 @@ use lvs_sys::lock;
 pub(super) const CONNECTIONS_MAX: usize = 64;
 pub(super) const READERS_MAX: usize = 32;
 pub(super) const USER_MAX: usize = 8;
-/// Maximum number of lists that are sent to read-only clients at the same time. Each user can have
-/// one.
+/// Maximum number of lists that are sent to read-only clients at the same time. Each read-only user
+/// receives at most one list at a time.
 const LISTS_MAX: usize = 4;
 /// Longest time that a read-only user waits to receive a list, until its previous list is complete
 /// and fewer than [`LISTS_MAX`] lists are being sent.
@@ -42,7 +42,8 @@ impl Places {
     }
 
     /// Reserves a slot for a connection; `reader` is the user of a read-only connection. `None` if
-    /// all slots, or all slots of this user, are in use.
+    /// the maximum number of connections is reached: in total, of all read-only users, or of this
+    /// user.
     pub fn take(self: &Arc<Self>, reader: Option<u32>) -> Option<Place> {
         let mut state = self.state();
         if state.all >= CONNECTIONS_MAX {

@@ -108,7 +108,7 @@ pub struct Places {
 }
 
 /// Sandboxes this process as a dataplane. Call it before threads are started. Returns which of
-/// Landlock and seccomp are in use, and the reasons why the others are not.
+/// Landlock and seccomp are in use, and the reason for each of the two that is not.
 pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
     // The process starts no program that needs more rights.

@@ -31,7 +31,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the next request of a client with write access.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Size of the buffer for answers in bytes; it is written when it is full.
+/// Size of the buffer for answers in bytes.
 const BUFFER: usize = 64 << 10;
 /// Nice value of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
@@ -82,7 +82,7 @@ impl Write for Within<'_> {
 }
 
 /// Answers a client until it disconnects, exceeds a time limit, or sends a request that is too long
-/// or incomplete. `denied` is the reason why it may not make changes.
+/// or incomplete. `denied` is the reason why the client may not make changes; `None` if it may.
 pub(super) fn serve_connection(
     stream: &UnixStream,
     place: &Place,

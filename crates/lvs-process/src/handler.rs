@@ -52,7 +52,7 @@ impl<'a> Sink<'a> {
     /// Sends one item.
     ///
     /// # Errors
-    /// The client has disconnected: the caller should stop.
+    /// The client has disconnected, or does not read: the caller should stop.
     pub fn item(&mut self, item: &impl Serialize) -> Result<(), Failure> {
         #[derive(Serialize)]
         struct Line<'a, T> {
@@ -72,7 +72,7 @@ impl<'a> Sink<'a> {
     /// Sends the buffered items, for a list whose items follow slowly.
     ///
     /// # Errors
-    /// The client has disconnected: the caller should stop.
+    /// The client has disconnected, or does not read: the caller should stop.
     pub fn flush(&mut self) -> Result<(), Failure> {
         self.out.flush().map_err(|error| {
             Failure::new(

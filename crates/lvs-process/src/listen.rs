@@ -75,7 +75,8 @@ fn of_pid(pid: &Option<u32>) -> String {
 /// files. Call it before the new dataplane requests any exclusive resource.
 ///
 /// # Errors
-/// The previous dataplane is running, and has not exited within the time limit.
+/// The previous dataplane has not exited within the time limit. No error is returned for an
+/// abstract name.
 pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     let owner = || match address.path() {
         Some(path) => owner_beside(path, LOCK),
@@ -114,7 +115,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
     pub(super) address: Address,
-    /// The socket's file, with its device and inode, which is removed at the end; `None` for an
+    /// The socket's file, which is removed at the end, with its device and inode; `None` for an
     /// abstract name.
     file: Option<(PathBuf, (u64, u64))>,
     /// The lock of the socket, which is released after the file is removed; `None` for an abstract
@@ -132,7 +133,7 @@ impl Listener {
         }
     }
 
-    /// Binds the default path; if this is not possible, the abstract name.
+    /// Binds the default path; if the operating system returns an error, the abstract name.
     fn bind_usual(path: &Path) -> Result<Self, BindError> {
         let address = Address::Usual(path.to_owned());
         let name = Address::by_name();

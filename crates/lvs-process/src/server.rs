@@ -70,8 +70,8 @@ impl Server {
         })
     }
 
-    /// The address on which the server listens. It differs from the default path if the user may
-    /// not use the default path.
+    /// The address on which the server listens: the abstract name if it cannot listen at the
+    /// default path.
     pub const fn address(&self) -> &Address {
         &self.listener.address
     }
@@ -156,8 +156,8 @@ impl Server {
         Ok((place, denied))
     }
 
-    /// Returns the user of the remote process, and its rights. Its capabilities are checked only
-    /// when it connects, as those of a process that opens a file.
+    /// Returns the user and the rights of the client. The capabilities are checked only when the
+    /// client connects, as the kernel checks them only when a process opens a file.
     fn rights(&self, stream: &UnixStream) -> (u32, Rights) {
         let Ok(peer) = peercred::peer_cred(stream) else {
             return (u32::MAX, Rights::None);
@@ -178,8 +178,9 @@ impl Server {
     }
 }
 
-/// A control socket that serves clients until this is dropped. The drop waits at most a second
-/// until answers are written, so that the client that stops the dataplane receives its answer.
+/// A control socket that serves clients until this value is dropped. The drop waits at most a
+/// second until answers are written, so that the client that stops the dataplane receives its
+/// answer.
 #[derive(Debug)]
 pub struct Handle {
     stopping: Arc<AtomicBool>,
@@ -195,7 +196,7 @@ impl Handle {
         &self.address
     }
 
-    /// Returns the mark by which this process can report to a starting dataplane that it is
+    /// Returns a [`Leaving`], with which this process can report to a starting dataplane that it is
     /// stopping.
     pub fn leaving(&self) -> Leaving {
         Leaving(self.lock.as_ref().map_or_else(Weak::new, Arc::downgrade))

@@ -92,7 +92,8 @@ fn feed(
 }
 
 /// Requests the state of the dataplane, which the control socket, the packet workers and the keeper
-/// must answer within `patience`.
+/// must answer within `patience`. If all control connections are in use, the dataplane counts as
+/// working.
 fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
     let mut client = match Client::connect_patiently(address, patience) {
         // If all slots are in use, the dataplane is busy, but works.

@@ -3,8 +3,8 @@
 //!
 //! The proxy reports a new connection as its SYN, the server's answer and the client's, so that the
 //! connection counts as active. From time to time, it reports the forwarded bytes of each direction
-//! as one packet of this length. It removes the connection from the director when it ends. The
-//! director's timers never run, because each relay has its own timer.
+//! as one packet of this length. When a connection ends, the proxy removes it from the director.
+//! Connections in the director never expire, because each relay has its own timer.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -168,7 +168,7 @@ impl Balancer {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Reserves a slot for a TCP connection; `None` if all slots for TCP connections are in use.
+    /// Reserves a slot for a TCP connection; `None` if no slot is free for TCP connections.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);

@@ -1,12 +1,12 @@
 //! The table of clients that send datagrams. If it is full, a new client takes the slot of another
-//! one.
+//! client, or is refused.
 //!
 //! The source address of a datagram can be forged, so one sender can appear as any number of
 //! clients. It does not receive the answers to forged addresses. A client is therefore *new* until
 //! it has sent a datagram after an answer of its server; then it is *established*. If the table is
 //! full, the oldest new client of the same service is evicted; if this service has less than its
-//! share of slots, one of the service with most clients. An established client is evicted only if
-//! it is idle.
+//! share of slots, the oldest new client of the service with most clients. An established client is
+//! evicted only if it is idle.
 
 use lvs_core::Prefix;
 use std::collections::{BTreeMap, HashMap};
@@ -26,8 +26,8 @@ pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 /// Maximum number of evicted clients that still have a slot, because they must first close a
 /// socket.
 const LEAVING_MAX: usize = 1024;
-/// If a source has more than 1/`SOURCE_PART` of its service's clients, and a client must be
-/// evicted, its new clients replace its own earlier ones.
+/// If a client of a service must be evicted for a new client whose source has more than
+/// 1/`SOURCE_PART` of the service's clients, an earlier client of the same source is evicted.
 const SOURCE_PART: usize = 16;
 /// Maximum number of new clients, and of established clients, that are examined for an eviction.
 const LOOKS: usize = 64;
@@ -151,8 +151,9 @@ impl Clients {
         self.table().held
     }
 
-    /// Reserves a slot for `client` of `service`. At most `most` clients can have a slot; `crowded`
-    /// means that all slots of the proxy are in use, so that a client must be evicted.
+    /// Reserves a slot for `client` of `service`. At most `most` clients can have a slot, in
+    /// addition to evicted clients that have not released theirs. `crowded` means that all slots of
+    /// the proxy are in use, so that a client must be evicted.
     pub(super) fn slot(
         self: &Arc<Self>,
         service: ServiceId,
@@ -253,7 +254,8 @@ impl Table {
 }
 
 impl Slot {
-    /// Records that the client has sent a datagram.
+    /// Records that the client has sent a datagram. If the client's server has answered before, the
+    /// client becomes established.
     pub(super) fn sent(&self, now: u64) {
         self.client.sent.store(now, Ordering::Relaxed);
         if self.talks() || !self.client.answered.load(Ordering::Relaxed) {

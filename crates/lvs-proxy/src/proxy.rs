@@ -90,12 +90,13 @@ impl Proxy {
         self.0.balancer.set_most(most);
     }
 
-    /// Returns the numbers of accepted and refused connections.
+    /// Returns the counters of the proxy.
     pub fn counts(&self) -> Counts {
         self.0.balancer.counts()
     }
 
-    /// Sets the proxy settings of all services.
+    /// Sets the proxy settings of all services. Services that are not in `options` get the
+    /// defaults.
     pub fn set_options(&self, options: HashMap<ServiceId, Options>) {
         self.0.balancer.set_options(options);
     }
@@ -238,8 +239,8 @@ fn files() -> usize {
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// Returns the number of connections that fit into `files` descriptors, of which `others` are
-/// needed for other purposes.
+/// Returns the maximum number of connections for `files` descriptors, of which `others` are needed
+/// for other purposes.
 fn most(files: usize, others: usize) -> usize {
     // Two descriptors for each connection, in addition to those of pipes.
     let pipes = PIPE_DESCRIPTORS.min(files / 4);

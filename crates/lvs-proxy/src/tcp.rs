@@ -141,8 +141,8 @@ async fn read_header(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, 
     }
 }
 
-/// Connects to a server; if it refuses the connection, or is removed, to another one that the
-/// balancer chooses.
+/// Connects to a server. If it refuses the connection, or is removed, the balancer chooses again,
+/// for at most [`TRIES`] attempts within `connect_timeout`. `None` if no connection is made.
 async fn connect(
     balancer: &Arc<Balancer>,
     service: ServiceId,

@@ -361,8 +361,8 @@ async fn relay_is_closed_after_idle_timeout() {
     assert!(client.read(&mut [0]).await.is_err());
 }
 
-/// While a client does not read, the proxy stores data only in the connection's pipe and in the
-/// buffers of the sockets.
+/// While a client does not read, the proxy stores only a limited amount of data: the content of a
+/// pipe or of a copy buffer, and the buffers of the sockets.
 #[tokio::test]
 async fn client_that_does_not_read_stops_reads_from_server_without_loss() {
     let (listener, address) = server().await;

@@ -53,7 +53,7 @@ impl Arena {
     }
 
     /// Maps the ring of a packet socket. The first `head` bytes of each slot are never lent; they
-    /// begin with the word that says whether the kernel owns the slot.
+    /// begin with the word that shows whether the kernel owns the slot.
     ///
     /// # Errors
     /// Errors of `mmap`.

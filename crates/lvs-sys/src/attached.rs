@@ -66,7 +66,7 @@ pub fn reported(fd: &OwnedFd) -> io::Result<[u32; 64]> {
     Ok(words)
 }
 
-/// The hook of an interface to which programs are attached.
+/// A hook of an interface to which programs can be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Incoming packets, after packet sockets have received their copies (tcx, Linux 6.6).
@@ -80,7 +80,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// All hooks of an interface.
+    /// All values of this type.
     pub const ALL: [Self; 4] = [
         Self::Ingress,
         Self::Egress,

@@ -11,7 +11,7 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// The cookie of this thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14). The kernel does
 /// not reuse a cookie until the host restarts; an inode number, in contrast, may be used again
-/// after its namespace was removed. `None` if the kernel has no cookies.
+/// after its namespace was removed. `None` if the cookie cannot be read, as on earlier kernels.
 pub fn cookie() -> Option<u64> {
     let socket = UnixDatagram::unbound().ok()?;
     let cookie = cookie_of_socket(&socket).ok();
@@ -22,7 +22,7 @@ pub fn cookie() -> Option<u64> {
 /// restarts.
 ///
 /// # Errors
-/// The descriptor is not a socket.
+/// The descriptor is not a socket, or the kernel has no cookies (before Linux 5.14).
 pub fn cookie_of_socket(socket: &impl AsFd) -> io::Result<u64> {
     let fd = socket.as_fd().as_raw_fd();
     get_option(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, 0)

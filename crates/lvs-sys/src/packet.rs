@@ -58,7 +58,7 @@ fn set_program(
     set_option(fd, level, option, &program)
 }
 
-/// Makes the socket receive no multicast packets that this host sends.
+/// Makes the socket receive no copies of multicast or broadcast packets that this host sends.
 pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     let program = [
         op(LOAD, 0, 0, ancillary(PACKET_TYPE)),
@@ -70,7 +70,8 @@ pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
 }
 
 /// A classic BPF program that selects one of two sockets: it returns 1 for a packet that opens a
-/// TCP connection, and 0 for all others.
+/// TCP connection, and 0 for all others, including fragments and IPv6 packets with extension
+/// headers.
 const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(LOAD_16, 0, 0, ancillary(PROTOCOL)),
     op(IF_EQUAL, 0, 10, 0x0800),
@@ -156,7 +157,7 @@ impl PacketSocket {
     }
 
     /// From now on, this socket receives no frames that this host sends, and no frames with this
-    /// mark. Call it before [`Self::bind`].
+    /// mark, unless it is 0. Call it before [`Self::bind`].
     ///
     /// # Errors
     /// No error is known.
@@ -420,7 +421,7 @@ impl MessageBatch {
     }
 
     /// Receives at most one message into each of `buffers` (at most as many as the batch has
-    /// slots), and returns their number. [`Self::received`] describes each.
+    /// slots), and returns the number of messages. [`Self::received`] describes each message.
     ///
     /// # Errors
     /// `WouldBlock` if no message is waiting; errors of the socket.

@@ -1,4 +1,4 @@
-//! Waits until descriptors have input.
+//! Waits until descriptors have input, or are writable.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

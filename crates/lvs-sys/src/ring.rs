@@ -18,9 +18,9 @@ const TAKEN: u32 = 1 << 30;
 
 /// The ring of one socket, in the order in which the kernel fills it.
 ///
-/// A frame that is longer than a slot is in the socket's queue, as without a ring; its slot
-/// contains at most its beginning, and marks its position in the order of frames. Slots can
-/// therefore be shorter than the longest frame.
+/// A frame that is longer than a slot is in the socket's queue, as without a ring. A slot still
+/// marks the position of the frame, and contains at most the frame's beginning. Slots can therefore
+/// be shorter than the longest frame.
 #[derive(Debug)]
 pub struct PacketRing {
     arena: Arc<Arena>,
@@ -191,9 +191,10 @@ impl PacketRing {
         })
     }
 
-    /// Prefetches a slot that will be read soon: its header, and the headers of its frame. Another
-    /// processor has written these cache lines; without the prefetch, this thread would wait for
-    /// them longer than all other work on a small frame takes.
+    /// If many frames have arrived without a pause, prefetches a slot that will be read soon: its
+    /// header, and the headers of its frame. Another processor has written these cache lines;
+    /// without the prefetch, this thread would wait for them longer than all other work on a small
+    /// frame takes.
     #[inline]
     fn read_ahead(&mut self) {
         self.streak += 1;

@@ -65,8 +65,9 @@ fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<Op> {
     all
 }
 
-/// From now on, the kernel refuses `calls` with `EPERM`, in all threads of this process and in all
-/// processes that they start.
+/// From now on, the kernel refuses `calls` with `EPERM`, and treats calls by foreign conventions as
+/// `foreign` says. This applies to all threads of this process, and to all processes that they
+/// start.
 pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
     let Some(architecture) = ARCHITECTURE else {
         return Err(io::ErrorKind::Unsupported.into());

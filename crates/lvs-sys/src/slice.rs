@@ -29,8 +29,8 @@ const SCHED_NORMAL: u32 = 0;
 const SCHED_FIFO: u32 = 1;
 
 /// Gives the calling thread this nice value and this length of time slices (100 µs to 100 ms;
-/// kernels before Linux 6.12 ignore it). A thread with shorter slices gets the same share of the
-/// processor, but with less delay: when it wakes up, it need not wait for the end of another
+/// kernels before Linux 6.12 ignore the length). A thread with shorter slices gets the same share
+/// of the processor, but with less delay: when it wakes up, it need not wait for the end of another
 /// thread's slice.
 ///
 /// # Errors

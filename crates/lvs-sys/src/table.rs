@@ -80,10 +80,10 @@ pub struct TablePages {
 }
 
 impl TablePages {
-    /// Replaces the small pages of each 2 MiB of memory by a large page, if at least half of them
-    /// are used. Returns the number of large pages, including those that existed before. Look-ups
-    /// then cause fewer TLB misses, for little more memory. Look-ups wait while the kernel copies 2
-    /// MiB; `pause` is called after each of these attempts.
+    /// Replaces the small pages of each 2 MiB of memory by a large page, if at least half of the
+    /// small pages are used, and contiguous memory is available. Returns the number of large pages,
+    /// including those that existed before. Look-ups then cause fewer TLB misses, for little more
+    /// memory. Look-ups wait while the kernel copies 2 MiB; `pause` is called after each attempt.
     ///
     /// # Errors
     /// If the kernel has no large pages, or cannot convert pages on request (before Linux 6.1).
@@ -176,7 +176,8 @@ mod tests {
         }
     }
 
-    /// At least half of most large pages of this table of 50,000 connections is used.
+    /// The test writes to each small page of the narrow slots, so that these pages can be made
+    /// large.
     #[test]
     fn used_table_pages_keep_content_when_enlarged_and_unused_pages_stay_small() {
         use core::sync::atomic::Ordering::Relaxed;

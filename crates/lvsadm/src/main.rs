@@ -41,7 +41,7 @@ struct Errors {
 }
 
 impl Errors {
-    /// Number of bytes for which a pipe has room at least, if it is reported as writable
+    /// Minimum number of bytes for which a pipe has room when it is reported as writable
     /// (`pipe(7)`).
     const PIECE: usize = 4096;
 

@@ -30,8 +30,8 @@ pub(crate) enum Place {
     Restore,
 }
 
-/// The options of `lvsadm` itself. [`lvs_core::ipvsadm::table::OWN_OPTIONS`] has those that it adds
-/// to ipvsadm's commands.
+/// The options of `lvsadm` itself. [`lvs_core::ipvsadm::table::OWN_OPTIONS`] has the options that
+/// `lvsadm` adds to ipvsadm's commands.
 pub(crate) const OPTIONS: [OwnOption; 3] = [
     OwnOption {
         name: "--socket",

@@ -235,7 +235,8 @@ fn is_binary(text: &[u8]) -> bool {
 }
 
 /// Returns the rules that the script ipvsadm-restore passes to ipvsadm: without lines that begin
-/// with `#`, and with exactly one line break at the end; nothing for a binary file.
+/// with `#`, and with exactly one line break at the end. A binary file, and a text that `echo`
+/// would read as options, contain no rules.
 fn restore_input(text: &[u8]) -> Vec<u8> {
     let mut rules = Vec::with_capacity(text.len() + 1);
     if !text.contains(&0) {

@@ -95,8 +95,8 @@ impl Session {
         }
     }
 
-    /// Warns about settings that `-S` does not save, because ipvsadm's command lines cannot express
-    /// them.
+    /// Warns about source filters and mark rules: `-S` does not save them, because ipvsadm's
+    /// command lines cannot express them.
     fn warn_of_unsaved(&mut self, run: &mut Invocation<'_>) -> io::Result<()> {
         if run.is_ipvsadm() {
             return Ok(());
@@ -151,8 +151,9 @@ impl Session {
         }
     }
 
-    /// Runs `-R`: every line of standard input is a command line. The exit status is that of the
-    /// last line.
+    /// Runs `-R`: each line of standard input is a command line. Some lines end the run early, for
+    /// example if the connection to the dataplane is lost. The exit status is that of the last
+    /// executed line.
     fn restore(&mut self, run: &mut Invocation<'_>) -> io::Result<Outcome> {
         self.restoring = true;
         let mut lines = Lines::new();

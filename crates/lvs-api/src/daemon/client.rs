@@ -30,7 +30,7 @@ const SILENCE_OF_RELOAD: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub struct Client {
     address: Address,
-    /// The connection for the next request; `None` if it is not open yet.
+    /// The connection for the next request; `None` if it must be opened first.
     stream: Option<UnixStream>,
     /// Longest wait for the next part of an answer.
     silence: Duration,
@@ -79,7 +79,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The daemon refuses the request or does not answer.
+    /// A message: the daemon refuses the request, or sends no complete and valid answer.
     pub fn status(&mut self) -> Result<Status, String> {
         self.ask("GET /v1/status HTTP/1.0\r\n\r\n")
     }

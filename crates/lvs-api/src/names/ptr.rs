@@ -27,7 +27,8 @@ pub(super) fn servers(text: &str) -> Vec<SocketAddr> {
     servers
 }
 
-/// Requests the name of `address` from `server`. `Ok(None)`: the address has no name.
+/// Requests the name of `address` from `server`. `Ok(None)`: the address has no name, or none that
+/// is valid.
 pub(super) fn ask(
     server: SocketAddr,
     address: IpAddr,
@@ -124,7 +125,7 @@ fn first_ptr(message: &[u8]) -> Option<String> {
 }
 
 /// Reads the name at offset `at`, and also returns the offset of the first byte after it. `None` if
-/// the name is invalid.
+/// the name is invalid, or contains a character that host names cannot contain.
 fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     let mut text = String::new();
     let mut behind = None;

@@ -119,8 +119,9 @@ const fn colour(level: Level) -> u8 {
     }
 }
 
-/// Whether the journal reads `stream`: `JOURNAL_STREAM` contains the device and inode of its stream
-/// (systemd.exec(5)). A program also inherits the variable if its standard error was redirected.
+/// Whether the journal reads `stream`: `variable`, the value of `JOURNAL_STREAM`, has the device
+/// and inode of the journal's stream (systemd.exec(5)). A program whose standard error was
+/// redirected also inherits this variable.
 pub(super) fn is_journal(stream: &impl AsFd, variable: Option<&str>) -> bool {
     let stat = || -> io::Result<(u64, u64)> {
         let file = std::fs::File::from(stream.as_fd().try_clone_to_owned()?);

@@ -13,7 +13,8 @@ use super::message_ids::message_id;
 
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Separates the fields before a line from each other and from the line.
+/// Precedes each field in front of a line. Two of these characters separate the fields from the
+/// line.
 const MARK: char = '\x1e';
 /// Maximum length of a field's value in bytes.
 const VALUE_MAX: usize = 1024;

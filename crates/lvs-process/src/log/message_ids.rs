@@ -23,7 +23,7 @@ pub const MESSAGE_IDS: &[(&str, &str)] = &[
     ("dataplane_lost", "06b6cedef23e4bdead94caf9a7c5b67f"),
 ];
 
-/// The identifier of an event in the journal; `None` if the event has no record there.
+/// The identifier of an event in the journal; `None` if it has none.
 pub(super) fn message_id(event: &str) -> Option<&'static str> {
     let known = MESSAGE_IDS.iter().find(|(name, _)| *name == event);
     known.map(|(_, id)| *id)

@@ -1,11 +1,11 @@
 //! Logs of the programs: best effort, so that no packet, call or health check ever waits for the
 //! reader of a log.
 //!
-//! Lines go into a bounded queue, and one thread writes them to standard error. If the reader is
-//! slow, is stopped or has exited, or the disk is full, lines are lost, without any other effect.
-//! The number of lost lines is logged as soon as writing works again. Messages of panics use the
-//! same queue: the default hook would wait for standard error, so that a panicking program could
-//! hang.
+//! Lines go into a bounded queue, and one thread sends them to the journal or writes them to
+//! standard error. If the reader is slow, is stopped or has exited, or the disk is full, lines are
+//! lost, without any other effect. The number of lost lines is logged as soon as writing works
+//! again. Messages of panics use the same queue: the default hook would wait for standard error, so
+//! that a panicking program could hang.
 
 mod form;
 mod journal;
@@ -69,7 +69,7 @@ impl Format {
     /// The environment variable that sets the format for lvsd and for the dataplane that it starts.
     pub const VARIABLE: &'static str = "LVS_LOG_FORMAT";
 
-    /// The format that the environment sets.
+    /// The format that the environment sets; text if it sets none.
     ///
     /// # Errors
     /// The value of the variable is not a format.
@@ -106,8 +106,9 @@ impl fmt::Display for Format {
 }
 
 /// Writes the events of `tracing` that pass `filter`, messages of panics, and the messages of
-/// [`say`] to standard error. `mark` distinguishes this program's lines from those of other
-/// programs with the same standard error; lines in JSON have the name `program` instead.
+/// [`say`] to standard error, or to the journal if it reads standard error. `mark` distinguishes
+/// this program's lines from those of other programs with the same standard error; lines in JSON
+/// have the name `program` instead.
 ///
 /// # Errors
 /// Standard error cannot be duplicated, no thread can be started, or the log is already set up.
@@ -321,7 +322,7 @@ mod tests {
         assert!((least..most).contains(&whole.len()), "{}", whole.len());
     }
 
-    /// A writer of which the given number of first writes fail.
+    /// A writer that refuses the given number of writes before it accepts any.
     struct Full(usize, io::PipeWriter);
 
     impl Write for Full {

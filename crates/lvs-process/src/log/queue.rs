@@ -1,4 +1,4 @@
-//! The queue of lines for standard error, and the thread that writes them.
+//! The queue of lines for the journal or standard error, and the thread that writes them.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -75,7 +75,8 @@ impl Queue {
         })
     }
 
-    /// Queues a text of one or more lines. It is lost if the queue is full.
+    /// Queues a text of one or more lines. The end of a long text is cut off. If the queue is full,
+    /// the text is lost.
     pub(super) fn push(&self, level: Level, text: &str) {
         let text = text.strip_suffix('\n').unwrap_or(text);
         let text = match text.len() {

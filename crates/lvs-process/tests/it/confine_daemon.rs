@@ -1,5 +1,5 @@
-//! Tests that `lvsd` drops its privileges, and that the programs of its checks keep those that they
-//! need.
+//! Tests that `lvsd` drops its privileges, and that the programs of its checks keep the privileges
+//! that they need.
 
 use std::process::Command;
 

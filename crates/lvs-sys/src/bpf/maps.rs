@@ -82,8 +82,8 @@ impl Map {
         unsafe { descriptor(BPF_MAP_CREATE, &mut request) }.map(Self)
     }
 
-    /// Opens the map that is pinned at a path, if it is of this kind. Returns the length of its
-    /// keys, the length of its values, and its maximum number of entries as well.
+    /// Opens the map that is pinned at a path, if it is of this kind. Also returns the length of
+    /// the keys, the length of the values, and the maximum number of entries.
     fn pinned(path: &Path, kind: u32) -> io::Result<(Self, [u32; 3])> {
         let fd = pinned(path)?;
         // `type`, `id`, `key_size`, `value_size` and `max_entries` of `bpf_map_info`.

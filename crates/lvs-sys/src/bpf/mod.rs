@@ -73,7 +73,8 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
 }
 
 /// Whether this process runs in the initial user namespace and has the capabilities that BPF
-/// requires. If so, a test fails if the kernel refuses BPF; otherwise it is not run.
+/// requires. If the kernel refuses BPF although this is true, tests fail; otherwise, they are not
+/// run.
 pub fn is_root_of_all() -> bool {
     // bpf(2) needs capabilities in the initial user namespace, which has this map of users.
     let all = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();

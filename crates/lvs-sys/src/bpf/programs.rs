@@ -107,15 +107,16 @@ impl ProgramKind {
     }
 }
 
-/// A loaded BPF program. It exists as long as this value or one of its attachments.
+/// A loaded BPF program. It exists as long as this value, or a reference to it in the kernel, such
+/// as an attachment.
 #[derive(Debug)]
 pub struct Program {
     fd: OwnedFd,
     kind: ProgramKind,
 }
 
-/// A program that is attached to an interface. Unless the link is pinned, the program is detached
-/// when this value is dropped, when the interface is removed, or when the process ends.
+/// A program that is attached to an interface. The program is detached when the interface is
+/// removed and, unless the link is pinned, when this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct ProgramLink {
     fd: OwnedFd,
@@ -379,7 +380,8 @@ fn interrupted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
-/// Adds the last lines of the verifier's log to an error.
+/// Adds the last lines of the verifier's log to an error. If the log shows that a capability is
+/// missing, returns `PermissionDenied` instead.
 fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);

@@ -27,7 +27,7 @@ const IGNORED: [libc::c_int; 5] = [
 /// open. The new process must not use any object that owns another descriptor.
 ///
 /// # Errors
-/// This process has several threads, or the limit of processes is reached.
+/// This process has several threads, or the new process cannot be started.
 pub fn detach(keep: &impl AsFd) -> io::Result<Side> {
     let keep = keep.as_fd().as_raw_fd().cast_unsigned();
     if fs::read_dir("/proc/self/task")?.count() != 1 {

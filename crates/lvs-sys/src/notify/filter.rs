@@ -17,10 +17,10 @@ pub const IPVS_OPTIONS: Range<u32> = 1152..1168;
 /// Ranges of descriptor numbers; a program's generic netlink sockets get numbers in these ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// Numbers of the sockets of which only the system calls that send are reported.
+    /// Numbers of the sockets for which only system calls that send are reported.
     pub plain: Range<u32>,
-    /// Numbers of the sockets of which the system calls that send or receive are reported. This
-    /// range follows `plain`.
+    /// Numbers of the sockets for which system calls that send or receive are reported. This range
+    /// follows `plain`.
     pub strict: Range<u32>,
 }
 

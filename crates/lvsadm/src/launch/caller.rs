@@ -28,8 +28,8 @@ const MESSAGE_CONTROL: usize = 32;
 /// Length of `struct iovec` in bytes.
 const PART: usize = 16;
 
-/// The thread that makes a system call, and its directory in `/proc`. Both refer to this thread,
-/// even if its number is reused.
+/// The thread that makes a system call. The descriptors of its directory in `/proc` and of its
+/// pidfd still refer to this thread if its number is reused.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) thread: u32,
@@ -45,9 +45,9 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Returns the thread with its present capabilities; `None` if `/proc` does not show it.
-    /// `last`, the previous caller, is reused if it is this thread. The result is valid only if the
-    /// thread still waits for its call afterwards.
+    /// Returns the thread with its present capabilities; `None` if `/proc` does not show the
+    /// thread, or this process may not read them. `last`, the previous caller, is reused if it is
+    /// this thread. The result is valid only if the thread still waits for its call afterwards.
     pub(super) fn of(thread: u32, last: Option<Self>) -> Option<Self> {
         if let Some(last) = last.filter(|last| last.thread == thread)
             && let Some((user, has_net_admin)) = rights(&last.directory, thread)
@@ -112,13 +112,14 @@ impl Caller {
         pidfd_getfd(&self.pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
     }
 
-    /// Returns device and inode of the caller's program; `None` if the caller has exited.
+    /// Returns device and inode of the caller's program; `None` if they cannot be read, for example
+    /// after the caller has exited.
     pub(super) fn program(&self) -> Option<(u64, u64)> {
         let found = fs::statat(&self.directory, "exe", AtFlags::empty()).ok()?;
         Some((found.st_dev, found.st_ino))
     }
 
-    /// Returns `/proc/PID/maps` of the caller.
+    /// Returns `/proc/PID/maps` of the caller; empty if it cannot be read.
     pub(super) fn maps(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Ok(mut file) = self.file("maps", OFlags::RDONLY) {
@@ -154,8 +155,8 @@ impl Caller {
     }
 }
 
-/// Returns a thread's user namespace, and whether the thread has CAP_NET_ADMIN in it; `None` if the
-/// thread has exited.
+/// Returns a thread's user namespace, and whether the thread has CAP_NET_ADMIN in it; `None` if
+/// they cannot be read, for example after the thread has exited.
 fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
     let user = namespace(directory, USER)?;
     // Without a number, the call would read the capabilities of this thread.
@@ -170,14 +171,14 @@ const USER: &str = "ns/user";
 const NETWORK: &str = "ns/net";
 
 /// Returns the namespace `name` of the thread whose directory in `/proc` is `directory`; `None` if
-/// the thread has exited.
+/// it cannot be read, for example after the thread has exited.
 fn namespace(directory: &OwnedFd, name: &str) -> Option<NamespaceId> {
     let found = fs::statat(directory, name, AtFlags::empty()).ok()?;
     Some(NamespaceId::new(found.st_dev, found.st_ino))
 }
 
-/// Returns the process of the thread whose directory in `/proc` is `directory`; `None` if the
-/// thread has exited.
+/// Returns the process of the thread whose directory in `/proc` is `directory`; `None` if it cannot
+/// be read, for example after the thread has exited.
 fn process(directory: &OwnedFd) -> Option<u32> {
     let status = fs::openat(
         directory,
@@ -291,7 +292,8 @@ impl Parts {
         Some(all)
     }
 
-    /// Writes `bytes` to the ranges, in order; `None` if the memory cannot be written.
+    /// Writes as many of `bytes` as fit to the ranges, in order; `None` if the memory cannot be
+    /// written.
     fn fill(&self, memory: &Memory, mut bytes: &[u8]) -> Option<()> {
         for (at, length) in &self.0 {
             let (part, rest) = bytes.split_at(bytes.len().min(*length));
@@ -302,8 +304,8 @@ impl Parts {
     }
 }
 
-/// Copies the bytes that a call sends to the kernel. `None` if they are for another receiver, too
-/// long, or cannot be read; the kernel then handles the call itself.
+/// Copies the bytes that a call sends to the kernel. `None` if the kernel must handle the call
+/// itself, for example because the bytes are for another receiver, are too many, or cannot be read.
 pub(super) fn sent(call: &Call, memory: &impl Source) -> Option<Vec<u8>> {
     let [_, a, b, _, name, name_length] = call.arguments;
     let (parts, name, name_length) = match call.kind {
@@ -387,7 +389,7 @@ impl Buffers {
         })
     }
 
-    /// Number of bytes that fit into the buffers.
+    /// Number of bytes that fit into the buffers, at most [`LENGTH_MAX`](Self::LENGTH_MAX).
     pub(super) fn room(&self) -> usize {
         self.parts.room(Self::LENGTH_MAX)
     }

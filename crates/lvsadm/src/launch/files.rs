@@ -363,7 +363,8 @@ impl Files {
         Ok((number, self.node(number)?))
     }
 
-    /// Returns the path of the real directory that an overlay replaces, for `thread`.
+    /// Returns the path of the real directory that an overlay replaces, for `thread`. For a
+    /// directory of sysctls, the worker enters the network namespace of the thread.
     fn real(&self, overlay: Overlay, thread: u32, worker: &mut Worker) -> Result<String, Errno> {
         match overlay {
             Overlay::Net => Ok(format!("/proc/{thread}/net")),
@@ -378,7 +379,7 @@ impl Files {
         }
     }
 
-    /// Returns types and names of all entries of a directory.
+    /// Returns types and names of the entries that the listing of a directory contains.
     fn list(&self, directory: &Node, thread: u32, worker: &mut Worker) -> Vec<(u32, String)> {
         let own = |mode: u32, names: &[&str]| -> Vec<(u32, String)> {
             let names = names.iter().map(|name| (mode, (*name).to_owned()));
@@ -405,7 +406,9 @@ impl Files {
         all
     }
 
-    /// Returns the network namespace of the thread that makes the request.
+    /// Returns the network namespace of the thread that makes the request, after `worker` has
+    /// entered it. Fails if the thread may not read the namespace's files, or, with `changes`, may
+    /// not administer the namespace.
     fn space(
         &self,
         request: &Request<'_>,
@@ -476,7 +479,7 @@ impl Files {
     }
 }
 
-/// Returns the inode number of `name`, where `first` is that of the first of `names`.
+/// Returns the inode number of `name`. The first of `names` has the inode number `first`.
 fn number(first: u64, names: &[&str], name: &str) -> Result<u64, Errno> {
     let index = names.iter().position(|known| *known == name);
     index.map(|index| first + index as u64).ok_or(Errno::ENOENT)

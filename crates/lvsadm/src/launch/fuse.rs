@@ -33,7 +33,7 @@ const IN: usize = 40;
 /// Length of `struct fuse_out_header` in bytes.
 const OUT: usize = 16;
 
-/// Time in seconds for which the kernel may cache the answer about a name.
+/// Time in seconds for which the kernel may cache names and attributes.
 const VALID_SECONDS: u64 = 60;
 
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +109,7 @@ pub(super) fn answer(unique: u64, result: Result<Vec<u8>, Errno>) -> Vec<u8> {
 /// Answers `INIT` with the features of this server.
 pub(super) fn init(body: &[u8]) -> Result<Vec<u8>, Errno> {
     const MAJOR: u32 = 7;
-    /// The minor version of the protocol: that of Linux 5.4, which has all that is needed.
+    /// The minor version of the protocol that this server needs, which Linux 5.4 has.
     const MINOR: u32 = 31;
     /// Features: `O_TRUNC` is a part of `OPEN`, and the kernel caches the targets of links.
     const ABILITIES: u32 = 1 << 3 | 1 << 23;

@@ -2,7 +2,8 @@
 //!
 //! The program gets real generic netlink sockets, at high descriptor numbers. A seccomp filter
 //! reports the requests that the program sends to these sockets. The supervisor, a second process,
-//! answers requests of the family `IPVS` from its own socket. The kernel handles all other calls.
+//! answers requests of the family `IPVS` from its own socket. It also answers the socket options of
+//! the old interface, and serves IPVS's files in `/proc`. The kernel handles all other calls.
 
 mod caller;
 mod family;
@@ -186,7 +187,8 @@ fn execute(command: &[OsString]) -> u8 {
     }
 }
 
-/// Installs the seccomp filter for this process, and starts its supervisor.
+/// Starts the supervisor, installs the seccomp filter for this process, and mounts IPVS's files in
+/// `/proc`. A process that already runs in an `lvs-run` keeps the supervisor of that one.
 fn launch(socket: Option<&OsStr>, full_nat: bool) -> Result<(), String> {
     // The supervisor changes its working directory.
     let address = socket.map(|text| match Address::new(text) {
@@ -356,8 +358,9 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, 
 
 const ENDED: &[u8] = b"ended";
 
-/// Starts the watcher, a process that ends the program if the supervisor is killed: without a
-/// supervisor, the program's changes would fail. The watcher notices that the socket is closed.
+/// Starts the watcher, a process that sends SIGTERM to the program if the supervisor is killed:
+/// without a supervisor, the program's changes would fail. The watcher notices that the socket is
+/// closed.
 fn watched(program: Pid) -> io::Result<UnixStream> {
     let (own, mut supervisor) = UnixStream::pair()?;
     if notify::detach(&supervisor)? == Side::Caller {

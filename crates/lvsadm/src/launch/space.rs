@@ -52,8 +52,8 @@ pub(super) struct Space {
     pub(super) used: Mutex<Instant>,
 }
 
-/// The connection to the dataplane, the lock that prevents lvsd from starting, and the last
-/// listing.
+/// The connection to the dataplane, the lock that prevents lvsd from starting, the last listing,
+/// and the configuration that the program has made.
 #[derive(Debug, Default)]
 struct Link {
     client: Option<Client>,
@@ -72,8 +72,9 @@ struct Link {
 }
 
 impl Link {
-    /// Restores the configuration of a dataplane that has restarted without it. After a warm
-    /// restart, nothing is changed. Returns a message for the log.
+    /// Restores the configuration of the program in a dataplane that has restarted and has no
+    /// services; changes nothing in other cases. Returns a message for the log, which is empty if
+    /// nothing was restored.
     fn restore(&mut self, client: &mut Client) -> Result<String, Error> {
         let info: Info = client.call(&Call::Info {})?;
         let now = Instant::now();
@@ -153,7 +154,8 @@ impl Space {
         }
     }
 
-    /// Whether the dataplane that had the program's configuration has exited.
+    /// Whether the dataplane that had the program's configuration has exited. False while a request
+    /// is being answered.
     pub(super) fn has_lost(&self) -> bool {
         self.link.try_lock().is_ok_and(|link| {
             let is_open = link.client.as_ref().is_some_and(Client::is_open);
@@ -376,7 +378,7 @@ impl Connection<'_> {
     }
 
     /// Prepares a new connection: restores the configuration of the program if the dataplane has
-    /// restarted without it.
+    /// restarted without it, unless lvsd now manages the services.
     fn joined(&mut self, mut client: Client) -> Result<Client, Error> {
         if self.link.known.is_some() && !self.link.kept.is_empty() {
             // The directory with the lock may be a new one, too.
@@ -396,8 +398,9 @@ impl Connection<'_> {
         self.ask(|client| client.collect(call))
     }
 
-    /// Takes the lock that prevents lvsd from managing the same services. Several other programs
-    /// may manage them, as with the kernel.
+    /// Acquires the lock that prevents lvsd from managing the same services. Fails if lvsd has the
+    /// lock. Another `lvs-run` may have the lock: several programs may manage the same services, as
+    /// with the kernel.
     fn steer(&mut self) -> Result<(), Errno> {
         if self.link.steering.is_some() {
             return Ok(());

@@ -114,7 +114,7 @@ impl Supervisor {
     ///
     /// # Errors
     ///
-    /// `/proc` is not mounted.
+    /// `/proc` is not mounted, or no descriptor is available.
     pub(super) fn new(
         listener: Listener,
         places: Places,
@@ -176,7 +176,8 @@ impl Supervisor {
     }
 
     /// Makes another thread receive calls if the receiving thread has been answering the same call
-    /// since the last check; `seen` is the number of calls at that check.
+    /// since the last check; `seen` is the number of calls at that check. If no call is being
+    /// answered, ends these checks until the next call.
     fn watch(self: &Arc<Self>, seen: &mut u64) {
         let turn = self.turn.load(Ordering::SeqCst);
         let received = self.received.load(Ordering::SeqCst);
@@ -196,7 +197,7 @@ impl Supervisor {
         }
     }
 
-    /// Logs a limit of the supervisor, once.
+    /// Logs that the supervisor has reached a limit, unless it has logged such an event before.
     fn complain(&self, text: &str) {
         if !self.has_complained.swap(true, Ordering::Relaxed) {
             log(text);
@@ -204,7 +205,8 @@ impl Supervisor {
     }
 
     /// Releases unused namespaces, except the launcher's: while the program manages services there,
-    /// lvsd cannot start. Also reconnects to dataplanes that have restarted.
+    /// lvsd cannot start. Also frees old listings, tries to acquire locks again, and reconnects to
+    /// dataplanes that have restarted.
     fn sweep(self: &Arc<Self>) {
         let mut spaces = lock(&self.spaces);
         spaces.retain(|id, space| {
@@ -235,7 +237,7 @@ impl Supervisor {
     }
 
     /// Starts a thread that receives calls in place of the thread with the number `turn`, which may
-    /// have to wait.
+    /// have to wait. Does nothing if there are too many threads.
     fn start_thread(self: &Arc<Self>, turn: u64) {
         if self.threads.fetch_add(1, Ordering::SeqCst) >= THREADS_MAX {
             self.threads.fetch_sub(1, Ordering::SeqCst);
@@ -392,8 +394,8 @@ impl Supervisor {
     }
 
     /// Enters the network namespace of a caller that reads or changes a file; `None` if the caller
-    /// may not do this. Any caller may read the files of namespaces in use, and of the launcher's
-    /// namespace.
+    /// may not do this, or the namespace cannot be entered. Any caller may read the files of
+    /// namespaces in use, and of the launcher's namespace.
     pub(super) fn of_file(
         &self,
         caller: &Caller,

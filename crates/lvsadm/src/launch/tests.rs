@@ -1,4 +1,5 @@
-//! Compares the answers of the netlink family with those of a kernel, and tests malformed requests.
+//! Tests of `lvs-run`: compares the answers of the netlink family with recorded answers of a
+//! kernel, and tests the socket options, malformed requests and the command line.
 
 use std::ffi::OsString;
 

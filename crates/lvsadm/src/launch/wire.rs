@@ -88,7 +88,8 @@ pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Message<'_>>
     })
 }
 
-/// The bytes of an attribute list. If several have the same number, the last one applies.
+/// The bytes of an attribute list. If several attributes have the same number, the last one
+/// applies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
 

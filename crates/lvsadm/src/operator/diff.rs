@@ -56,8 +56,8 @@ fn text(differ: &[Difference]) -> String {
     text
 }
 
-/// Returns the services that differ between two directors in a setting that affects the choice of a
-/// server, or in the paths to the servers.
+/// Returns the services that only one of the two directors has, and services that differ in their
+/// servers, in the paths to the servers, or in a setting that affects the choice of a server.
 fn differences(here: &[ServiceInfo], there: &[ServiceInfo]) -> Vec<Difference> {
     let by_name = |all: &'_ [ServiceInfo]| -> BTreeMap<String, usize> {
         let names = all.iter().map(|one| service_text(one.service));
@@ -83,7 +83,7 @@ fn differences(here: &[ServiceInfo], there: &[ServiceInfo]) -> Vec<Difference> {
     differ
 }
 
-/// The settings of a service on which the choice of a server depends.
+/// Settings of a service on which the choice of a server depends.
 fn settings(config: &ServiceConfig) -> [(&'static str, String); 5] {
     let engine = config.engine.as_deref().unwrap_or("none");
     let flags = config.flags.0 & ServiceFlags::ALL;

@@ -124,7 +124,8 @@ fn drained(
     Ok(0)
 }
 
-/// Reports connections that remain after the deadline.
+/// Reports connections that remain after the deadline. With `--undo`, restores the weight of the
+/// server.
 fn late(
     run: &mut Invocation<'_>,
     target: &mut Target,
@@ -154,7 +155,7 @@ struct Target {
     name: String,
     /// The lvsd that owns the service, if one is running.
     daemon: Option<Daemon>,
-    /// Whether the weight of the server in the dataplane is 0.
+    /// Whether the dataplane has reported weight 0 for the server.
     settled: bool,
 }
 
@@ -266,7 +267,7 @@ impl Target {
     }
 }
 
-/// The last printed line, and its time.
+/// The start of the drain, and the numbers and the time of the last printed line.
 struct Progress {
     started: Instant,
     shown: Option<(u32, u32, Instant)>,

@@ -1,4 +1,4 @@
-//! `lvsadm filter`: the sources whose new connections are accepted.
+//! `lvsadm filter`: the filters for new connections, by source.
 
 use std::collections::{BTreeMap, BTreeSet};
 

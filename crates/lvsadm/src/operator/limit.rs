@@ -34,7 +34,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// The present limits, with the changes on the command line.
+/// The present limits, or none with `--off`, with the changes on the command line.
 fn wanted(now: Limits, words: &Words) -> Result<Limits, Trouble> {
     let mut limits = if words.has("--off") {
         Limits::default()

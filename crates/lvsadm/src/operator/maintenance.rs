@@ -1,4 +1,5 @@
 //! `lvsadm maintenance` and `lvsadm undrain`: operator overrides of a server, stored by `lvsd`.
+//! Without lvsd, `undrain` sets the weight of the server.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

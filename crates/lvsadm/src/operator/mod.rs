@@ -345,7 +345,7 @@ pub(crate) fn unknown(word: &[u8]) -> Option<String> {
     Some(format!("lvsadm: {word:?} is not a command; {hint}\n"))
 }
 
-/// Output of `lvsadm help WORD`.
+/// Output of `lvsadm help WORD`; the error is the message for an unknown word.
 pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
     if let Some(operator) = find(word) {
         return Ok(operator.help());

@@ -80,8 +80,8 @@ fn addresses(text: &mut String, vips: &[IpAddr], undo: bool) {
     }
 }
 
-/// Appends the settings with which only the director answers ARP for the VIPs. IPv6 needs none: an
-/// address on `lo` is not announced to neighbours.
+/// Appends the settings with which only the director answers ARP for the VIPs, or with `undo` the
+/// kernel's defaults. IPv6 needs no settings: an address on `lo` is not announced to neighbours.
 fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
     if !vips.iter().any(IpAddr::is_ipv4) {
         return;

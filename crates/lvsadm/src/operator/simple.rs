@@ -118,7 +118,7 @@ pub(super) fn workers(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Breaks a text into lines of at most `width` characters.
+/// Breaks a text into lines of at most `width` characters. A longer word has a line of its own.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();

@@ -93,7 +93,8 @@ fn text(state: &SyncState) -> String {
     text
 }
 
-/// Formats the services that differ from those of peers.
+/// Formats the result of the comparison of services and servers with each peer, and the services
+/// that differ.
 fn tables(state: &SyncState) -> String {
     let mut text = String::new();
     for (n, info) in state.tables.iter().enumerate() {

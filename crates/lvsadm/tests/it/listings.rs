@@ -101,7 +101,7 @@ fn connections_are_listed_as_by_ipvsadm() {
     );
 }
 
-/// Parses the counters of a line; `None` if one is abbreviated.
+/// Parses the counters of a line; `None` if one is abbreviated or missing.
 fn counts(words: &[&str]) -> Option<Counts> {
     let number = |i: usize| words.get(i)?.parse().ok();
     Some(Counts {

@@ -1,4 +1,4 @@
-//! Tests of the binary: its names, sockets that do not answer, and readers that exit.
+//! Tests of the binary, with real sockets and pipes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -61,8 +61,8 @@ fn address(what: &str) -> Address {
     Address::new(format!("@lvs-test-{what}-{}", std::process::id()))
 }
 
-/// Accepts a change of weight, and applies it before the fourth listing, as if `lvsd` needed some
-/// time.
+/// Lists a server with weight 1 three times and then with weight 0, as if `lvsd` needed some time
+/// to apply a change. All other calls succeed without an effect.
 #[derive(Default)]
 struct Late {
     listings: AtomicU32,

@@ -1,4 +1,4 @@
-//! Findings about the dataplane: its interfaces, its connection table, its counters.
+//! Findings about the dataplane, from the state and the counters that it reports.
 
 use lvs_api::guidance;
 use lvs_api::words::{in_brackets, lasted, times};
@@ -252,7 +252,7 @@ pub(in crate::operator) fn of_services<'a>(
     counts
 }
 
-/// Names the first services, with their numbers of packets.
+/// Names the first services, with their numbers of packets, and counts the others.
 pub(in crate::operator) fn named(services: &[(&ServiceInfo, u64)]) -> String {
     let mut first: Vec<String> = services
         .iter()

@@ -1,5 +1,5 @@
 //! The devices that packets of services pass between the network and the dataplane's packet
-//! sockets: those that the dataplane uses, and those below them.
+//! sockets: the interfaces that the dataplane uses, and the devices below these.
 //!
 //! ```text
 //!  network ─▶ XDP ─▶ eth0 ─▶ packet socket ─▶ tc, netdev chains ─▶ the host

@@ -1,5 +1,4 @@
-//! Findings from the status of `lvsd`: virtual addresses for which this director does not answer,
-//! and faults of keepalived.
+//! Findings from the status of `lvsd`, and fixes that depend on this status.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -118,7 +117,8 @@ impl Director {
         vrrp.filter(|vrrp| !vrrp.active)
     }
 
-    /// Whether this director intentionally does not answer for an address.
+    /// Whether this director does not answer for an address because it is not active in VRRP, or
+    /// because a service with this address is withdrawn.
     pub(super) fn has_given_up(&self, vip: IpAddr) -> bool {
         let mut services = self.0.services.iter();
         self.idle().is_some()
@@ -127,7 +127,7 @@ impl Director {
             })
     }
 
-    /// Why the director is standby; `None` if it is not.
+    /// A line for the output if the director is standby and ready; `None` in other cases.
     pub(super) fn stands_by(&self) -> Option<&'static str> {
         self.idle()
             .filter(|vrrp| vrrp.state == "backup" && vrrp.ready)

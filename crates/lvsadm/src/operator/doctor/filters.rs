@@ -129,9 +129,9 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Reports rules of the host's firewall: those that drop packets of services before the dataplane
-/// receives them, those that were meant for packets of services but do not receive them, and those
-/// that may drop packets that the dataplane sends.
+/// Reports three kinds of rules of the host's firewall: rules that drop packets of services before
+/// the dataplane receives them, rules that are meant for packets of services and do not receive
+/// them, and rules that may drop packets that the dataplane sends.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();
@@ -432,7 +432,7 @@ fn has_word(line: &str, word: &str) -> bool {
         .any(|part| part == word)
 }
 
-/// Whether a rule names the address or the port of a service.
+/// Whether a rule names the address of a service, or its port as a destination port.
 fn names(line: &str, service: &ServiceInfo) -> bool {
     virt(service).is_some_and(|addr| {
         has_word(line, &addr.ip().to_string())

@@ -1,5 +1,4 @@
-//! Findings about this host: kernel settings, network cards, a firewall that drops packets of
-//! services.
+//! Findings about this host: its kernel, its network cards and its firewall.
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -1,4 +1,5 @@
-//! `lvsadm doctor`: faults of this host and of the real servers, with their fixes.
+//! `lvsadm doctor`: faults of the dataplane, of this host and of the real servers, with their
+//! fixes.
 
 mod code;
 pub(super) mod dataplane;
@@ -85,7 +86,7 @@ struct Scope {
     service: Option<ServiceId>,
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<SocketAddr>,
-    /// A server, a peer, a next hop, or a virtual address.
+    /// A server, a peer, a next hop, or an address for which another host also answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<IpAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -239,7 +240,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(u8::from(!findings.is_empty()))
 }
 
-/// Removes packets that exceeded the MTU, and lost frames, if none of them is in the period `since`.
+/// Removes the packets that exceeded the MTU from `info` if `reasons` shows that none of them is in
+/// the period `since`; the same for lost frames.
 fn forget_old(info: &mut Info, reasons: &[ReasonCount], since: Since) {
     let is_old = |name: &str| {
         let mut reasons = reasons.iter();

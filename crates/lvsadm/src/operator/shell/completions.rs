@@ -38,7 +38,8 @@ fn values(option: &OptionSpec) -> Option<String> {
     }
 }
 
-/// Returns the words that can follow the name of a command: those of its synopsis, and its options.
+/// Returns the words that can follow the name of a command: the literal words of its synopsis, and
+/// its options.
 fn words_of(operator: &Operator) -> Vec<&'static str> {
     let synopsis = operator.arguments.split([' ', '[', ']', '|']);
     let literal = |word: &&str| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase());

@@ -16,7 +16,7 @@ pub(super) struct Terminal(Termios);
 
 impl Terminal {
     /// Sets the terminal to unbuffered input without echo; a read waits for at most a tenth of a
-    /// second. `None` without a terminal, or on a dumb one.
+    /// second. `None` without a terminal, on a dumb one, or if its settings cannot be changed.
     pub(super) fn take() -> Option<Self> {
         let stdin = std::io::stdin();
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
@@ -51,7 +51,8 @@ impl Drop for Terminal {
     }
 }
 
-/// Lines and columns from the output of `stty size`; 24 and 80 if it is invalid.
+/// Lines and columns from the output of `stty size`; 24 and 80 if the numbers are invalid or too
+/// small.
 fn screen_size(text: &str) -> (usize, usize) {
     let mut numbers = text.split_whitespace().map(str::parse);
     match (numbers.next(), numbers.next()) {
@@ -66,7 +67,8 @@ pub(super) enum Key {
     Sort,
 }
 
-/// Waits for `time`, and returns `None`. A key with a function ends the wait, and is returned.
+/// Waits for `time`, and returns `None`. A key with a function ends the wait, and is returned. If
+/// the terminal is closed, returns [`Key::Quit`].
 pub(super) fn wait(
     run: &mut Invocation<'_>,
     terminal: Option<&Terminal>,
