@@ -259,7 +259,8 @@ mod tests {
         }
     }
 
-    /// Answers a query: the SRV records name `a` and `b`, each with one address.
+    /// Answers a query: the SRV records name `a`, `b` and, with a lower priority, `c`, each with
+    /// one address. With `cut`, the answer is truncated and empty.
     fn answer(question: &[u8], cut: bool) -> Vec<u8> {
         let asked = Packet::parse(question).unwrap();
         let first = asked.questions[0].clone();
@@ -308,7 +309,8 @@ mod tests {
         panic!("no port is free for UDP and TCP");
     }
 
-    /// Starts a name server. With `cut`, it truncates each answer over UDP.
+    /// Starts a name server, which sends a forged answer before each answer over UDP. With `cut`,
+    /// it truncates its own answers over UDP.
     async fn name_server(cut: bool) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();

@@ -1,5 +1,5 @@
-//! An HTTP client of an API server. Requests share a persistent connection, one after the other;
-//! each watch has its own connection.
+//! An HTTP client of an API server. Requests of a client share a persistent connection, one after
+//! the other; each watch has its own connection.
 
 use std::fmt;
 use std::sync::Arc;

@@ -116,7 +116,7 @@ impl Slices {
 /// All objects by `NAMESPACE/NAME`, and Nodes by `NAME`.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Services of type `LoadBalancer`. Those of other classes are included, because their
+    /// Services of type `LoadBalancer`. Services of other classes are included, because their
     /// addresses are in use.
     pub(super) services: BTreeMap<String, Service>,
     slices: Slices,
