@@ -1,8 +1,8 @@
 //! The unchecked file: one struct for each table; values have their positions in the text.
 //!
-//! No key is required and no value is interpreted here, so that one pass finds every misspelt key
-//! and every value of a wrong type. [`super`] converts the structs into the checked
-//! [`Config`](super::Config).
+//! No key is required here and, except for durations, no value is interpreted, so that one pass
+//! finds every misspelt key and every value of a wrong type. [`super`] converts the structs into
+//! the checked [`Config`](super::Config).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -80,7 +80,7 @@ pub(super) struct RawApi {
     /// Names that clients may use in `Host`, besides addresses, `localhost` and this host's name: a
     /// name, or an array. Default: none.
     pub(super) allowed_hosts: Option<Spanned<OneOrMore>>,
-    /// Tokens that allow changes over TCP. Default: none, so TCP only reads.
+    /// Tokens of clients over TCP, which may permit changes. Default: none, so TCP only reads.
     pub(super) token: Vec<Spanned<RawApiToken>>,
     /// Whether `listen` serves the dashboard. Default: true.
     pub(super) dashboard: Option<bool>,
@@ -149,7 +149,8 @@ pub(super) struct RawDataplane {
     /// is killed: `off`, `auto` or `on`. Default: `off`.
     pub(super) warm_restart: Option<Spanned<String>>,
     /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer;
-    /// `auto`: those whose driver has native XDP and that lose nothing by it. Default: none.
+    /// `auto`: the interfaces whose driver has native XDP and that lose nothing by it. Default:
+    /// none.
     pub(super) xdp: Option<Spanned<OneOrMore>>,
     /// Whether the dataplane is sandboxed by seccomp and Landlock: `off` or `auto`. Default:
     /// `auto`.
@@ -250,8 +251,8 @@ pub(super) struct RawVrrp {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDns {
-    /// Name servers, by address: `192.0.2.53`, `192.0.2.53:5353`, or an array. Default: those of
-    /// /etc/resolv.conf.
+    /// Name servers, by address: `192.0.2.53`, `192.0.2.53:5353`, or an array. Default: the name
+    /// servers in /etc/resolv.conf.
     pub(super) name_servers: Option<Spanned<OneOrMore>>,
     /// Time after which a name server counts as silent, and lvsd tries the next one. Default: 2s.
     pub(super) timeout: Option<Spanned<RawDuration>>,

@@ -218,8 +218,9 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads the certificate files of a source: the CA's, and those of this client. `None` if the
-    /// CA's is missing, or one is unusable, which is reported.
+    /// Reads the certificate files of a source: the CA certificates, and the certificate and key of
+    /// this client. `None` if the CA certificates are missing, or if a file is unusable, which is
+    /// reported.
     pub(super) fn source_tls(
         &mut self,
         table: &Range<usize>,

@@ -489,7 +489,8 @@ impl CommandLine {
         }
     }
 
-    /// The options of a table: each of its keys is an option.
+    /// The options of the table: each of its serialized keys is an option, unless the value is
+    /// `false`.
     fn of(raw: &RawDataplane) -> Self {
         let mut all = Self::default();
         let table = serde_json::to_value(raw).expect("every key of the table has a value in JSON");

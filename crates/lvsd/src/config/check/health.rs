@@ -200,8 +200,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads `passive` of a health check. Returns `None` for `false`, and for a number out of
-    /// range, which is reported.
+    /// Reads `passive` of a health check. Returns `None` without a value, for `false`, and for a
+    /// number out of range, which is reported.
     fn passive(&mut self, value: Option<&Spanned<RawPassive>>) -> Option<Passive> {
         let value = value?;
         match value.get_ref() {

@@ -140,7 +140,8 @@ impl Checker<'_> {
         defaults.forward
     }
 
-    /// Reads the encapsulation of packets to a server: the server's own tunnel, or the service's.
+    /// Reads the encapsulation of packets to a server: the server's own tunnel, the service's or
+    /// IPIP. Reports the own tunnel of a server with another forwarding method.
     fn server_tunnel(
         &mut self,
         raw: &RawServer,
