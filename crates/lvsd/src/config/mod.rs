@@ -302,10 +302,10 @@ pub enum VipMode {
     /// the VIP with [`Host`](Self::Host) or [`Announce`](Self::Announce).
     #[default]
     Auto,
-    /// The dataplane, which answers ARP for the VIP and announces it.
+    /// The dataplane, which answers ARP and neighbour discovery for the VIP, and announces it.
     Own,
     /// The host has the VIP, or a router routes it to the host. The dataplane does not answer ARP
-    /// for it.
+    /// or neighbour discovery for it.
     Host,
     /// Several dataplanes, each of which announces a route to the VIP. None answers ARP or
     /// neighbour discovery for it.

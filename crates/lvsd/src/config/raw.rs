@@ -51,14 +51,15 @@ pub(super) struct RawConfig {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDaemon {
-    /// Manage services that were added with `lvsadm`, too: change those that are in the file,
-    /// delete the others. Default: false.
+    /// Manage services that were added with `lvsadm`, too: change the services that are in the
+    /// file, delete the others. Default: false.
     pub(super) manage_all_services: Option<bool>,
     /// Whether the daemon is sandboxed by seccomp: `off` or `auto`. Default: `auto`.
     pub(super) confine: Option<Spanned<String>>,
     /// The filter of the log, as in `RUST_LOG` (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
-    /// Percentage of all servers that a reload may remove unless it is forced. Default: 50.
+    /// Percentage of all servers that a reload may remove unless it is forced; it may always remove
+    /// 10 servers. Default: 50.
     pub(super) max_removed_percent: Option<Spanned<Whole>>,
     /// Manual changes to services of lvsd are undone or only reported: `revert` or `report`.
     /// Default: `revert`.
@@ -416,8 +417,8 @@ pub(super) struct RawService {
     /// Action on the VIP while the service is below its quorum: `keep`, or `give-up`, which
     /// releases it. Default: `keep`.
     pub(super) below_quorum: Option<Spanned<String>>,
-    /// Servers are down until a check has passed, also those in use when lvsd starts. Default:
-    /// false.
+    /// Servers are down until a check has passed, also servers that are in use when lvsd starts.
+    /// Default: false.
     pub(super) start_down: Option<Spanned<bool>>,
     /// Remove the service when lvsd exits, and report that its quorum is lost. Default: false.
     pub(super) remove_on_exit: Option<Spanned<bool>>,

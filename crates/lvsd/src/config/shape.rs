@@ -518,7 +518,7 @@ fn known_keys(message: &str) -> Option<Vec<&str>> {
     Some(list.split('`').skip(1).step_by(2).collect())
 }
 
-/// Converts serde's message to a finding, with a suggestion for a misspelt key.
+/// Converts serde's message to a finding, with a fix for common values of a wrong type.
 fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     let written = text.get(span.clone()).unwrap_or_default();
     if let Some(rest) = message.strip_prefix("invalid type: ")

@@ -24,14 +24,14 @@ impl Directive {
     }
 }
 
-/// Settings of ldirectord's file: the global ones, or those of one service.
+/// Global settings of ldirectord's file, or settings of one service.
 #[derive(Clone, Debug, Default)]
 struct Settings {
     interval: Option<f64>,
-    /// Timeout in seconds of checks other than negotiate checks, and of negotiate checks without an
-    /// own timeout.
+    /// Timeout in seconds of checks other than negotiate checks, and of negotiate checks without a
+    /// timeout of their own.
     check_timeout: Option<f64>,
-    /// Timeout in seconds of negotiate checks, and of other checks without an own timeout.
+    /// Timeout in seconds of negotiate checks, and of other checks without a timeout of their own.
     negotiate_timeout: Option<f64>,
     failures: Option<u32>,
     /// Number of pings of a check.
@@ -250,7 +250,7 @@ struct Building {
     protocol: Option<String>,
     negotiation: Negotiation,
     /// Request and expected response of each server, in the order of servers; `None` for a server
-    /// that uses those of the service.
+    /// that uses the service's request and response.
     of_servers: Vec<Option<(String, String)>>,
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,

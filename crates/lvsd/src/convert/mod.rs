@@ -118,7 +118,7 @@ struct Read {
 /// Converts the text of the file `name`.
 ///
 /// # Errors
-/// The file does not have this format, or nothing in it can be converted; the text is the reason.
+/// The file cannot be interpreted, or nothing in it can be converted; the error text is the reason.
 pub fn convert(
     kind: SourceFormat,
     name: &str,

@@ -90,8 +90,8 @@ impl Negotiation {
         })
     }
 
-    /// Protocol of the check: the value of `service`, or the protocol with this default port.
-    /// `port` is the port of the virtual server, and 0 for a mark.
+    /// Protocol of the check: the value of `service`, the protocol with this default port, or
+    /// `none`. `port` is the port of the virtual server, and 0 for a mark.
     pub(super) fn protocol(&self, port: u16) -> &str {
         let by_port = || PORTS.iter().find(|(_, known)| *known == port);
         match &self.service {
@@ -101,8 +101,8 @@ impl Negotiation {
     }
 
     /// Port at which ldirectord checks servers without a port: the default port of the check's
-    /// protocol. `port` is that of the virtual server, and 0 for a mark. `None` if the protocol has
-    /// no default port.
+    /// protocol. `port` is the port of the virtual server, and 0 for a mark. `None` if the protocol
+    /// has no default port.
     pub(super) fn port(&self, port: u16) -> Option<u16> {
         let protocol = self.protocol(port);
         let found = PORTS.iter().find(|(name, _)| *name == protocol);

@@ -159,7 +159,7 @@ impl Service {
         self.lost.extend(other.lost);
     }
 
-    /// The port of all addresses; `None` if their ports differ, or if they have port 0.
+    /// The port of all addresses; `None` if their ports differ or are 0, or if there is no address.
     fn only_port(&self) -> Option<u16> {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied();
@@ -334,7 +334,7 @@ impl Server {
         }
     }
 
-    /// Moves the server's port to its check.
+    /// Removes the server's port, and uses it in the server's check.
     pub(super) fn take_port(&mut self) {
         let Some(at) = self.endpoint() else {
             return;

@@ -435,7 +435,7 @@ impl Sources {
     }
 
     /// Sets the sources to follow. `in_force` contains the valid texts of etcd's services. `made`
-    /// contains the services of Kubernetes that the daemon uses, and those that it refuses.
+    /// contains the services of Kubernetes that the daemon uses, and the keys of refused texts.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
             lookups,

@@ -1,4 +1,5 @@
-//! Checks `[cluster]`: services in etcd, and pools of servers that register themselves.
+//! Checks `[cluster]`: the members of etcd, the credentials and the other settings. Some of these
+//! checks apply to `[kubernetes]`, too.
 
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::MetadataExt;

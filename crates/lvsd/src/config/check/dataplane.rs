@@ -18,7 +18,7 @@ use crate::config::ports::{self, is_generated};
 use crate::config::raw::{RawConfig, RawDataplane, RawMark};
 use crate::text::Diagnostic;
 
-/// The maximum value of `--max-connections`.
+/// The maximum value of `--max-connections` and `--max-ipv6`.
 const CONNECTIONS_MAX: i64 = 1 << 28;
 /// The fix for a text that cannot be the name of an interface.
 const INTERFACE_NAME: &str =

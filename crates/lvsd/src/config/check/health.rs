@@ -51,7 +51,8 @@ enum PlannedVia {
     Server,
     /// Through the service; the position of `via`.
     Service(Range<usize>),
-    /// Without `via`: through the service, if that is possible.
+    /// Without `via`: through the service, unless this is impossible or other settings of the
+    /// service exclude it.
     Default,
 }
 

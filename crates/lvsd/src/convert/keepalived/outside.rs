@@ -66,7 +66,7 @@ pub(super) fn is_taken(item: &Item, depth: usize) -> bool {
 /// Settings outside of virtual servers that apply to them.
 #[derive(Debug, Default)]
 pub(super) struct Outside {
-    /// User of check scripts.
+    /// Default user of check scripts.
     pub(super) script_user: Option<String>,
     /// Local addresses of full NAT by group.
     local: HashMap<String, Vec<IpAddr>>,

@@ -6,8 +6,8 @@ use super::source::Source;
 use crate::convert::item::{Item, shown};
 use crate::convert::words::without_comment;
 
-/// Whether a line is removed from keepalived's file or remains. Both apply if it has several
-/// statements.
+/// Whether a line is removed from keepalived's file, or remains. Both apply if the line has
+/// statements of both kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     taken: bool,

@@ -1,4 +1,4 @@
-//! Sends DNS queries over UDP, each from another port, and over TCP if an answer is truncated. Each
+//! Sends DNS queries over UDP, each from a new socket, and over TCP if an answer is truncated. Each
 //! name server is tried up to twice.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

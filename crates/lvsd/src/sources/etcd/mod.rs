@@ -150,9 +150,9 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-/// Changes that a probe has found and the watch has not reported. etcd before 3.4.31 and 3.5.13 may
-/// omit changes, or the notice of a compacted history, from a watch that continues with later
-/// changes.
+/// Compares probes with the watch, to find changes that the watch has not reported. etcd before
+/// 3.4.31 and 3.5.13 may omit changes, or the notice of a compacted history, from a watch that
+/// continues with later changes.
 #[derive(Debug)]
 struct Owed {
     /// Revision up to which the watch has reported all changes except deletions.
@@ -291,7 +291,8 @@ impl Session<'_> {
         self.shared.take_etcd(&self.model);
     }
 
-    /// Applies events of the watch until all keys must be listed again.
+    /// Applies events of the watch, probes the member and renews the lease, until all keys must be
+    /// listed again.
     async fn follow(&mut self, watching: &mut Watching) -> Result<(), Error> {
         let mut probe_at = Instant::now() + PROBE;
         let mut hand_over_at = None;

@@ -179,7 +179,7 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// Addresses of all Services of the configured class.
+/// Addresses of all Services that lvsd serves.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Assigned {
     /// Addresses in the status that a Service may use.

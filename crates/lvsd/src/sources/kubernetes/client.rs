@@ -49,7 +49,7 @@ impl Error {
         matches!(self, Self::Refused(404, _))
     }
 
-    /// Whether another client has changed the object meanwhile.
+    /// Whether another client has changed or created the object meanwhile.
     pub(super) const fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(409, _))
     }

@@ -219,10 +219,11 @@ struct Session<'a> {
     assigned: Assigned,
     /// The refused Services about which Events were written, with the reasons in these Events.
     reported: BTreeMap<String, String>,
-    /// The reason why this director cannot take the Lease; `None` if it can.
+    /// The reason why the API server refused a request for the Lease; `None` after successful
+    /// requests.
     no_lease: Option<String>,
-    /// The reason why this director could not write a status or an Event; `None` after it has
-    /// written a status.
+    /// The reason why this director could not write a status or an Event. Cleared when it writes a
+    /// status.
     unwritten: Option<String>,
 }
 
@@ -335,7 +336,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Applies changes until all objects must be listed again.
+    /// Applies changes, writes addresses and renews the Lease, until all objects must be listed
+    /// again.
     async fn follow(
         &mut self,
         mut services: Watch,
@@ -558,8 +560,8 @@ impl<'a> Session<'a> {
         self.unwritten = Some(why);
     }
 
-    /// Writes due statuses and Events if this director holds the Lease. Returns whether more are
-    /// due.
+    /// Writes due statuses and Events if this director holds the Lease. Returns whether to continue
+    /// with further ones at once.
     async fn write(&mut self) -> Result<bool, Error> {
         let mut left = WRITES;
         while !self.assigned.wanted.is_empty() {
@@ -630,8 +632,8 @@ impl<'a> Session<'a> {
         fault.map_or(Ok(!passing), Err)
     }
 
-    /// Writes an Event for each Service that is refused for a new reason. Returns whether more are
-    /// due.
+    /// Writes an Event for each Service that is refused for a new reason. Returns whether to
+    /// continue with further ones at once.
     async fn complain(&mut self, mut left: usize) -> Result<bool, Error> {
         let mut refused = self.shared.refused_by_daemon();
         refused.retain(|key, _| self.model.services.contains_key(key));
