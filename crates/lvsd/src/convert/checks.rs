@@ -66,7 +66,7 @@ const RHYTHM: &[&str] = &[
     "",
 ];
 
-/// Maximum interval of a check in seconds.
+/// Maximum interval and retry delay of a check in seconds.
 const DAY: f64 = 86_400.0;
 /// Maximum timeout of a check in seconds.
 const TIMEOUT_MAX: f64 = 600.0;

@@ -79,7 +79,8 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     }
 }
 
-/// Maximum size of a file in bytes.
+/// Maximum size in bytes of a file, and of keepalived's file with its includes, macros and
+/// sequences expanded.
 pub const LENGTH_MAX: u64 = 16 << 20;
 const INCLUDES_MAX: usize = 256;
 /// Maximum number of addresses in all ranges and groups.
