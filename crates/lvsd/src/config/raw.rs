@@ -257,9 +257,11 @@ pub(super) struct RawDns {
     pub(super) name_servers: Option<Spanned<OneOrMore>>,
     /// Time after which a name server counts as silent, and lvsd tries the next one. Default: 2s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Shortest interval between two look-ups of a name, even if its TTL is shorter. Default: 5s.
+    /// Shortest interval between two successful look-ups of a name, even if its TTL is shorter.
+    /// Default: 5s.
     pub(super) min_ttl: Option<Spanned<RawDuration>>,
-    /// Longest interval between two look-ups of a name, even if its TTL is longer. Default: 5m.
+    /// Longest interval between two successful look-ups of a name, even if its TTL is longer.
+    /// Default: 5m.
     pub(super) max_ttl: Option<Spanned<RawDuration>>,
 }
 

@@ -129,8 +129,8 @@ fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs keepalived until it exits, at most for [`PATIENCE`], and returns its output. Terminates it
-/// after it has printed its configuration.
+/// Runs keepalived until it exits, at most for [`PATIENCE`], and returns its output. Sends SIGTERM
+/// after keepalived has printed its configuration.
 fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     let mut child = command
         .spawn()

@@ -303,7 +303,8 @@ fn unique_names(services: &mut [Service]) {
     }
 }
 
-/// Removes servers with the address and port of a virtual server, because their packets would loop.
+/// Removes and reports servers with the address and port of a virtual server: their packets would
+/// loop.
 fn without_loops(services: &mut [Service]) {
     let mut all: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
     for at in services.iter().flat_map(Service::endpoints) {
