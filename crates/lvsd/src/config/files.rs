@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::{LoadError, shape};
 use crate::text::{Files, Findings, read_at_most};
 
-/// Maximum size of a file in bytes, about 20 times that of a file with 40,000 servers.
+/// Maximum size of a file in bytes, about 20 times the size of a file with 40,000 servers.
 const FILE_MAX: u64 = 64 << 20;
 
 /// Files that are joined to one text.
@@ -93,7 +93,7 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(all)
 }
 
-/// Reads a file, or a pipe, up to the maximum size.
+/// Reads a file or a pipe; an error if it is longer than the maximum size.
 pub(in crate::config) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(File::open(path)?, FILE_MAX)
 }

@@ -1,4 +1,4 @@
-//! The configuration: reads TOML, and returns a checked [`Config`], or a [`Report`] of all errors.
+//! The configuration: reads TOML, and returns a checked [`Config`], or a [`Report`] of the errors.
 //!
 //! ```text
 //! text ── syntax ──▶ tree ── shape (raw.rs) ──▶ RawConfig ── meaning (check/) ────▶ Config
@@ -6,8 +6,9 @@
 //!           └───────────────────┴── findings with their place ──┘
 //! ```
 //!
-//! Each step reports all of its findings. A single error prevents a [`Config`]. Later,
-//! [`expand`](crate::expand) adds the servers and services of DNS, etcd and Kubernetes.
+//! Each step reports its findings up to a limit, and not only the first one. A single error
+//! prevents a [`Config`]. Later, [`expand`](crate::expand) adds the servers and services of DNS,
+//! etcd and Kubernetes.
 
 mod check;
 pub(crate) mod clash;
@@ -63,7 +64,7 @@ pub struct Config {
     pub dataplane: Dataplane,
     /// The synchronisation daemons of the dataplane; `None` leaves them unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
-    /// Settings for keepalived. If set, the dataplane owns VIPs only while keepalived is active.
+    /// Settings for keepalived. If set, the dataplane owns VIPs only while this director is active.
     pub vrrp: Option<Vrrp>,
     /// Settings of DNS look-ups of servers.
     pub lookups: Lookups,
@@ -90,7 +91,7 @@ pub struct Config {
 pub struct Discovery {
     /// The source of the servers.
     pub source: Source,
-    /// Line of `discover` in the file.
+    /// Number of the line of `discover` in the joined text of all files, from 1.
     pub line: usize,
     /// Port of discovered servers whose source gives none.
     pub port: u16,
@@ -123,9 +124,9 @@ pub struct Daemon {
 pub struct Api {
     /// Addresses and ports at which lvsd serves HTTP.
     pub listen: Vec<SocketAddr>,
-    /// Permitted values of `Host` in addition to the names of this host.
+    /// Permitted values of `Host` in addition to addresses, `localhost` and the name of this host.
     pub allowed_hosts: Vec<String>,
-    /// Tokens for changes over TCP.
+    /// Tokens of clients over TCP, with their roles.
     pub tokens: Vec<Named>,
 
     /// Whether the API serves the dashboard.
@@ -148,7 +149,7 @@ impl Daemon {
     /// Number of servers that every reload may remove.
     const FEW: usize = 10;
 
-    /// Whether a reload may reduce the number of servers from `before` to `after`.
+    /// Whether a reload without `force` may reduce the number of servers from `before` to `after`.
     pub fn may_shrink(&self, before: usize, after: usize) -> bool {
         let removed = before.saturating_sub(after);
         let most = usize::from(self.max_remove.unwrap_or(Self::MAX_REMOVE));
@@ -159,7 +160,8 @@ impl Daemon {
 /// Settings in `[dataplane]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dataplane {
-    /// Command-line options of the dataplane, without `--socket` and those in [`Self::peers`].
+    /// Command-line options of the dataplane, without `--socket` and the options in
+    /// [`Self::peers`].
     pub options: Vec<String>,
     /// Whether the backend is `tun`, so that the host routes packets to the dataplane.
     pub is_routed: bool,
@@ -300,10 +302,10 @@ pub enum VipMode {
     /// the VIP with [`Host`](Self::Host) or [`Announce`](Self::Announce).
     #[default]
     Auto,
-    /// The dataplane, which answers ARP for the VIP and announces it.
+    /// The dataplane, which answers ARP and neighbour discovery for the VIP, and announces it.
     Own,
     /// The host has the VIP, or a router routes it to the host. The dataplane does not answer ARP
-    /// for it.
+    /// or neighbour discovery for it.
     Host,
     /// Several dataplanes, each of which announces a route to the VIP. None answers ARP or
     /// neighbour discovery for it.
@@ -313,17 +315,19 @@ pub enum VipMode {
 /// Action if the check of a server fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCheckFailure {
-    /// Weight 0: existing connections continue, but the server gets no new ones.
+    /// Weight 0: existing connections continue, and the server gets no new ones, except from
+    /// clients with persistence unless the sysctl `expire_quiescent_template` is set.
     #[default]
     Quiesce,
-    /// The server is deleted: its connections stall until it is added again.
+    /// The server is deleted. By default, its connections stall until it is added again;
+    /// `on_server_down` can change this.
     Remove,
 }
 
 /// A service of `[[service]]`, etcd or Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Number of the line in the file, from 1.
+    /// Number of the line in the joined text of all files, from 1; see [`Config::files`].
     pub line: usize,
     /// Name of the service in logs, metrics and the status.
     pub name: String,
@@ -341,7 +345,8 @@ pub struct Service {
     pub proxy: Option<proxy::Options>,
     /// Action if the check of a server fails.
     pub on_check_failure: OnCheckFailure,
-    /// Whether new connections avoid servers with weight 0.
+    /// Whether new connections avoid servers with weight 0. False if persistence sends its clients
+    /// to such a server, or if the scheduler refuses clients of such a server.
     pub quiesces_at_zero: bool,
     /// Maximum time for which connections of a removed server continue.
     pub drain: Duration,
@@ -367,7 +372,7 @@ pub struct Service {
     pub incomplete: bool,
     /// Whether the source in `discovery` has not answered yet.
     pub unheard: bool,
-    /// Real servers: first those of the file in order, then those of DNS and etcd.
+    /// Real servers: first the servers of the file in order, then the servers from DNS and etcd.
     pub servers: Vec<Server>,
 }
 
@@ -422,7 +427,7 @@ impl Service {
 /// A real server of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Number of the line in the file, from 1.
+    /// Number of the line in the joined text of all files, from 1; see [`Config::files`].
     pub line: usize,
     /// Address and port of the server.
     pub address: SocketAddr,
@@ -491,7 +496,7 @@ impl Config {
     /// Parses and checks `text`, the content of the file `path`.
     ///
     /// # Errors
-    /// All errors in the text.
+    /// The text has errors; the report contains them, up to a limit.
     pub fn from_toml(path: &str, text: &str) -> Result<(Self, Report), Report> {
         Self::read(path, text, Files::from(path), None)
     }

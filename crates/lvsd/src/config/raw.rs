@@ -1,8 +1,8 @@
 //! The unchecked file: one struct for each table; values have their positions in the text.
 //!
-//! No key is required and no value is interpreted here, so that one pass finds every misspelt key
-//! and every value of a wrong type. [`super`] converts the structs into the checked
-//! [`Config`](super::Config).
+//! No key is required here and, except for durations, no value is interpreted, so that one pass
+//! finds every misspelt key and every value of a wrong type. [`super`] converts the structs into
+//! the checked [`Config`](super::Config).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -51,14 +51,15 @@ pub(super) struct RawConfig {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDaemon {
-    /// Manage services that were added with `lvsadm`, too: change those that are in the file,
-    /// delete the others. Default: false.
+    /// Manage services that were added with `lvsadm`, too: change the services that are in the
+    /// file, delete the others. Default: false.
     pub(super) manage_all_services: Option<bool>,
     /// Whether the daemon is sandboxed by seccomp: `off` or `auto`. Default: `auto`.
     pub(super) confine: Option<Spanned<String>>,
     /// The filter of the log, as in `RUST_LOG` (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
-    /// Percentage of all servers that a reload may remove unless it is forced. Default: 50.
+    /// Percentage of all servers that a reload may remove unless it is forced; it may always remove
+    /// 10 servers. Default: 50.
     pub(super) max_removed_percent: Option<Spanned<Whole>>,
     /// Manual changes to services of lvsd are undone or only reported: `revert` or `report`.
     /// Default: `revert`.
@@ -80,7 +81,7 @@ pub(super) struct RawApi {
     /// Names that clients may use in `Host`, besides addresses, `localhost` and this host's name: a
     /// name, or an array. Default: none.
     pub(super) allowed_hosts: Option<Spanned<OneOrMore>>,
-    /// Tokens that allow changes over TCP. Default: none, so TCP only reads.
+    /// Tokens of clients over TCP, which may permit changes. Default: none, so TCP only reads.
     pub(super) token: Vec<Spanned<RawApiToken>>,
     /// Whether `listen` serves the dashboard. Default: true.
     pub(super) dashboard: Option<bool>,
@@ -149,7 +150,8 @@ pub(super) struct RawDataplane {
     /// is killed: `off`, `auto` or `on`. Default: `off`.
     pub(super) warm_restart: Option<Spanned<String>>,
     /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer;
-    /// `auto`: those whose driver has native XDP and that lose nothing by it. Default: none.
+    /// `auto`: the interfaces whose driver has native XDP and that lose nothing by it. Default:
+    /// none.
     pub(super) xdp: Option<Spanned<OneOrMore>>,
     /// Whether the dataplane is sandboxed by seccomp and Landlock: `off` or `auto`. Default:
     /// `auto`.
@@ -250,14 +252,16 @@ pub(super) struct RawVrrp {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDns {
-    /// Name servers, by address: `192.0.2.53`, `192.0.2.53:5353`, or an array. Default: those of
-    /// /etc/resolv.conf.
+    /// Name servers, by address: `192.0.2.53`, `192.0.2.53:5353`, or an array. Default: the name
+    /// servers in /etc/resolv.conf.
     pub(super) name_servers: Option<Spanned<OneOrMore>>,
     /// Time after which a name server counts as silent, and lvsd tries the next one. Default: 2s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Shortest interval between two look-ups of a name, even if its TTL is shorter. Default: 5s.
+    /// Shortest interval between two successful look-ups of a name, even if its TTL is shorter.
+    /// Default: 5s.
     pub(super) min_ttl: Option<Spanned<RawDuration>>,
-    /// Longest interval between two look-ups of a name, even if its TTL is longer. Default: 5m.
+    /// Longest interval between two successful look-ups of a name, even if its TTL is longer.
+    /// Default: 5m.
     pub(super) max_ttl: Option<Spanned<RawDuration>>,
 }
 
@@ -415,8 +419,8 @@ pub(super) struct RawService {
     /// Action on the VIP while the service is below its quorum: `keep`, or `give-up`, which
     /// releases it. Default: `keep`.
     pub(super) below_quorum: Option<Spanned<String>>,
-    /// Servers are down until a check has passed, also those in use when lvsd starts. Default:
-    /// false.
+    /// Servers are down until a check has passed, also servers that are in use when lvsd starts.
+    /// Default: false.
     pub(super) start_down: Option<Spanned<bool>>,
     /// Remove the service when lvsd exits, and report that its quorum is lost. Default: false.
     pub(super) remove_on_exit: Option<Spanned<bool>>,

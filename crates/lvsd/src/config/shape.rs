@@ -1,5 +1,5 @@
-//! Converts the TOML tree of a file to [`RawConfig`], and reports every misspelt key and every
-//! value of a wrong type.
+//! Converts the TOML tree of a file to [`RawConfig`], and reports misspelt keys and values of a
+//! wrong type, not only the first one.
 //!
 //! serde stops at the first error. Therefore this module removes the faulty part and reads the rest
 //! again: separately for each service, server and rule, and for all unknown keys of a table at
@@ -24,8 +24,9 @@ pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 /// Maximum number of services. Each needs some kilobytes of memory, even if its text is short.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
-/// Reads all valid parts of `text`, and reports the errors. `defaults` is the text of `[defaults]`,
-/// unless `text` itself contains that table.
+/// Reads all valid parts of `text`, and reports the errors; `None` if `text` is not TOML or nothing
+/// in it is valid. `defaults` is the text of `[defaults]`, unless `text` itself contains that
+/// table.
 pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings) {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -48,7 +49,7 @@ pub(super) fn main_file(text: &str) -> Findings {
     }
 }
 
-/// Checks a file of `conf.d`, which may contain only tables that can be repeated.
+/// Checks a file of `conf.d`, which may contain only `[[service]]` and `[[mark]]`.
 pub(super) fn part(text: &str) -> Findings {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -80,8 +81,8 @@ pub(super) fn part(text: &str) -> Findings {
     reader.findings
 }
 
-/// Checks the text of a service in etcd or of Kubernetes: like a file of `conf.d`, with only one
-/// service, and without settings that run programs.
+/// Checks the text of a service in etcd or of Kubernetes: like a file of `conf.d` that contains one
+/// `[[service]]`, nothing else, and no check that runs a program.
 ///
 /// # Errors
 /// The first error, as text.
@@ -202,7 +203,7 @@ impl<'a> Reader<'a> {
         Some(service)
     }
 
-    /// Reports keys of `[defaults]` that are not keys of all services.
+    /// Reports and removes keys that `[defaults]` may not have.
     fn foreign_defaults(&mut self, file: &mut DeTable<'a>) {
         let Some(DeValue::Table(defaults)) = file.get_mut(&key("defaults")).map(Spanned::get_mut)
         else {
@@ -217,7 +218,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reports `servers = { dns = ... }`, the spelling of an earlier version.
+    /// Reports and removes `servers = { dns = ... }`, the spelling of an earlier version.
     fn discovery_as_servers(&mut self, service: &mut DeTable<'a>) {
         if let Some(servers) = service.get(&key("servers"))
             && matches!(servers.get_ref(), DeValue::Table(_))
@@ -230,7 +231,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reports `[sync] peers = [...]`, the spelling of an earlier version.
+    /// Reports and removes `[sync] peers = [...]`, the spelling of an earlier version.
     fn peers_of_sync(&mut self, file: &mut DeTable<'a>) {
         let Some(DeValue::Table(sync)) = file.get_mut(&key("sync")).map(Spanned::get_mut) else {
             return;
@@ -258,7 +259,7 @@ impl<'a> Reader<'a> {
         all
     }
 
-    /// Adds a service for each address of `service` to `all`.
+    /// Adds a service for each address of `service` to `all`, or `service` itself if it has none.
     fn each_address(
         &mut self,
         mut service: Spanned<RawService>,
@@ -291,7 +292,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reports a `[[service.server]]` before the first `[[service]]`, which TOML parses as a table.
+    /// Reports and removes a `[[service.server]]` before the first `[[service]]`, which TOML parses
+    /// as a table.
     fn orphans(&mut self, table: &mut DeTable<'a>) {
         let name = key("service");
         let Some((found, DeValue::Table(service))) = table
@@ -516,7 +518,7 @@ fn known_keys(message: &str) -> Option<Vec<&str>> {
     Some(list.split('`').skip(1).step_by(2).collect())
 }
 
-/// Converts serde's message to a finding, with a suggestion for a misspelt key.
+/// Converts serde's message to a finding, with a fix for common values of a wrong type.
 fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     let written = text.get(span.clone()).unwrap_or_default();
     if let Some(rest) = message.strip_prefix("invalid type: ")
@@ -572,7 +574,8 @@ fn only_item(array: &str) -> Option<&str> {
     (simple && !item.contains('\n')).then_some(item)
 }
 
-/// Replaces serde's word for the type of a value by that of the file; the value follows it.
+/// Replaces serde's name of a type at the start of `found`, such as `map`, by the word for it in
+/// messages, such as `a table`. The value after it stays.
 fn plain(found: &str) -> String {
     const WORDS: [(&str, &str); 6] = [
         ("map", "a table"),

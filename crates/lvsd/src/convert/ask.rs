@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Time limit for keepalived's output.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Interval at which lvsd checks whether keepalived has exited.
+/// Interval at which lvsd checks keepalived's output, and whether keepalived has exited.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum size of keepalived's output in bytes.
 const PRINTED_MAX: u64 = 64 << 20;
@@ -28,7 +28,7 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Runs keepalived on a file, and returns the dump of its configuration.
+/// Runs keepalived on a file, and returns its output: the dump of its configuration, or errors.
 ///
 /// # Errors
 /// keepalived could not be run; the text is the reason.
@@ -86,8 +86,9 @@ pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String
     asked
 }
 
-/// Limits this thread and its child processes: they can execute only these programs, and write only
-/// to this directory. keepalived thus runs no script and opens no FIFO that its file names.
+/// Limits this thread and its child processes: they can execute only these programs and the dynamic
+/// loaders, and write only to this directory and `/dev/null`. keepalived thus runs no script and
+/// opens no FIFO that its file names.
 fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     let writes = AccessFs::from_write(ABI::V1);
     // Programs need the loader as well.
@@ -128,7 +129,8 @@ fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs keepalived until it has printed its configuration or exited; at most for [`PATIENCE`].
+/// Runs keepalived until it exits, at most for [`PATIENCE`], and returns its output. Sends SIGTERM
+/// after keepalived has printed its configuration.
 fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     let mut child = command
         .spawn()

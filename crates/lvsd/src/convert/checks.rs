@@ -1,6 +1,7 @@
 //! Converts keepalived's health checks.
 //!
-//! lvsd's own parser reads each result. Keys that it refuses are omitted, and reported.
+//! lvsd's own parser reads each result. Keys that it refuses are omitted, or the check is replaced;
+//! both are reported.
 
 use super::item::{Item, is_on};
 use super::pcre;
@@ -10,8 +11,8 @@ use crate::config::Config;
 /// A check's keys and their values, in TOML.
 pub(super) type Check = Keys;
 
-/// A kind of check: keepalived's name, lvsd's name, and its keywords that are converted, without
-/// [`RHYTHM`].
+/// A kind of check: keepalived's name, lvsd's name, and the keywords that are not reported as lost,
+/// in addition to [`RHYTHM`].
 type Known = (&'static str, &'static str, &'static [&'static str]);
 
 const KNOWN: &[Known] = &[
@@ -65,7 +66,7 @@ const RHYTHM: &[&str] = &[
     "",
 ];
 
-/// Maximum interval of a check in seconds.
+/// Maximum interval and retry delay of a check in seconds.
 const DAY: f64 = 86_400.0;
 /// Maximum timeout of a check in seconds.
 const TIMEOUT_MAX: f64 = 600.0;
@@ -97,8 +98,7 @@ pub(super) fn kind(name: &str) -> Option<&'static str> {
     known.map(|(_, kind, _)| *kind)
 }
 
-/// Depth of a check: 0 without a check, 1 if the host answers, 2 if the port answers, 3 if the
-/// service answers.
+/// Depth of a check: 0 without a check, 1 for `ping`, 2 for `tcp`, 3 for every other type.
 pub(super) fn depth(check: &Check) -> u8 {
     match check.get("type").map(String::as_str) {
         None => 0,
@@ -124,7 +124,7 @@ pub(super) fn refused(check: &Check) -> Option<String> {
     super::refused(&text)
 }
 
-/// Removes those keys of `optional` that lvsd refuses from a check, and returns them with the
+/// Removes from a check the keys of `optional` that lvsd refuses, and returns them with the
 /// reasons. `Err` is the error that remains if the check is not valid without these keys.
 pub(super) fn repaired(
     check: &mut Check,

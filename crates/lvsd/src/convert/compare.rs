@@ -28,7 +28,8 @@ pub struct Compared {
 /// Compares a converted file with the output of keepalived.
 ///
 /// # Errors
-/// The file is not valid, or keepalived has printed no services.
+/// The file is not valid, or keepalived has printed neither services nor its complete
+/// configuration.
 pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
     let (config, _) = Config::from_toml("", toml).map_err(|report| report.to_string())?;
     let dump = dump::read(printed);
@@ -126,8 +127,8 @@ fn method(server: &config::Server) -> String {
     }
 }
 
-/// Compares a service. `ours` are the converted services with the name that keepalived prints. It
-/// is `None` if they were compared before.
+/// Compares a service, and adds the differences. `ours` are the converted services that keepalived
+/// prints as `name`; `None` if an earlier call has compared them.
 fn of_service(
     name: &str,
     service: &config::Service,

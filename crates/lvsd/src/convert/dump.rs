@@ -8,7 +8,7 @@ use super::keepalived::{following, range};
 /// Maximum number of addresses of a range; a longer range is ignored.
 const ROOM: usize = super::ADDRESSES_MAX;
 
-/// Services by name: `192.0.2.1:80 tcp` or `mark 7 ipv4`.
+/// Services by name: `192.0.2.1:80 tcp` or `mark 7 ipv4`; `mark 7` if the output is not complete.
 pub(super) type Services = BTreeMap<String, TheirService>;
 
 /// A service in keepalived's output.
@@ -28,14 +28,14 @@ pub(super) struct Server {
     pub(super) ip: Option<IpAddr>,
     pub(super) port: u16,
     pub(super) weight: u64,
-    /// The forwarding method: `nat`, `dr`, `tun ipip`, `tun gue 6080 full`.
+    /// The forwarding method, such as `nat`, `dr`, `tun ipip` or `tun gue 6080 full`.
     pub(super) method: String,
     pub(super) checks: Vec<Check>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Check {
-    /// lvsd's name of the kind of check.
+    /// lvsd's name of the kind of check; `none` if lvsd has no equivalent.
     pub(super) kind: String,
     pub(super) interval_ms: u64,
     pub(super) fall: u64,
@@ -82,7 +82,7 @@ struct Group {
     marks: Vec<(u64, Option<&'static str>)>,
 }
 
-/// Addresses or marks of a virtual server.
+/// Address, mark or group of a virtual server.
 #[derive(Clone, Debug, Default)]
 enum Target {
     #[default]

@@ -31,7 +31,7 @@ pub fn read(path: &Path) -> Result<String, String> {
 /// Names and texts of the files in a directory that match a pattern (glob(7), with braces).
 ///
 /// # Errors
-/// No file matches, or one cannot be read; the text is the reason.
+/// No regular file matches, too many files match, or one cannot be read; the text is the reason.
 pub fn included(directory: &Path, pattern: &str) -> Result<Vec<(String, String)>, String> {
     let mut paths = Vec::new();
     for pattern in braces(pattern)? {
@@ -104,7 +104,8 @@ fn first_braces(text: &str) -> Option<(&str, Vec<&str>, &str)> {
     None
 }
 
-/// The paths that match a pattern without braces.
+/// The existing paths below `directory` that match a pattern without braces. `Err` is the reason if
+/// too many match.
 pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, String> {
     let mut paths = vec![directory.to_owned()];
     for component in Path::new(pattern).components() {

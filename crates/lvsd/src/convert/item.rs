@@ -72,13 +72,13 @@ impl Item {
         self.block.as_deref().unwrap_or_default()
     }
 
-    /// The last statement of this name in the block, which is the one that keepalived uses; `None`
-    /// without one.
+    /// The last statement of this name in the block: keepalived uses the last one. `None` if the
+    /// block has none.
     pub(super) fn find(&self, name: &str) -> Option<&Self> {
         self.items().iter().rev().find(|item| item.name() == name)
     }
 
-    /// The truncated text of the statement.
+    /// The words of the statement without its block, truncated for messages.
     pub(super) fn text(&self) -> String {
         let raw: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
         shown(&raw.join(" "))
@@ -104,7 +104,7 @@ pub(super) fn is_on(item: &Item) -> bool {
     !matches!(item.word(1), "no" | "off" | "false")
 }
 
-/// Truncates a text to the length that messages permit.
+/// The first line of a text, truncated for messages.
 pub(super) fn shown(text: &str) -> String {
     /// Maximum length of the shown text in bytes.
     const MOST: usize = 160;

@@ -24,13 +24,14 @@ impl Directive {
     }
 }
 
-/// Settings of ldirectord's file: the global ones, or those of one service.
+/// Global settings of ldirectord's file, or settings of one service.
 #[derive(Clone, Debug, Default)]
 struct Settings {
     interval: Option<f64>,
-    /// Timeout of connect, ping and external checks in seconds.
+    /// Timeout in seconds of checks other than negotiate checks, and of negotiate checks without a
+    /// timeout of their own.
     check_timeout: Option<f64>,
-    /// Timeout of negotiate checks in seconds.
+    /// Timeout in seconds of negotiate checks, and of other checks without a timeout of their own.
     negotiate_timeout: Option<f64>,
     failures: Option<u32>,
     /// Number of pings of a check.
@@ -160,7 +161,7 @@ fn below_virtual(line: &str) -> Cow<'_, str> {
     }
 }
 
-/// Removes the comment after a value.
+/// Removes the comment of a global line: `#` at its start or after whitespace, outside of quotes.
 fn without_comment(line: &str) -> &str {
     let (mut quoted, mut blank) = (false, true);
     for (at, c) in line.char_indices() {
@@ -249,7 +250,7 @@ struct Building {
     protocol: Option<String>,
     negotiation: Negotiation,
     /// Request and expected response of each server, in the order of servers; `None` for a server
-    /// that uses those of the service.
+    /// that uses the service's request and response.
     of_servers: Vec<Option<(String, String)>>,
     persistent: Option<u64>,
     netmask: Option<(Directive, String)>,
@@ -709,8 +710,9 @@ impl Building {
         self.servers_without_port();
     }
 
-    /// Sets the port at which ldirectord checks servers without a port: that of the kind of
-    /// service, not that of the virtual service.
+    /// Sets the port of the checks of servers without a port: ldirectord uses the default port of
+    /// the check's protocol, not the port of the virtual service. Reports the servers if the
+    /// protocol has no default port.
     fn servers_without_port(&mut self) {
         let known = self.negotiation.port(self.port);
         let own = self.port;
@@ -849,8 +851,8 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, Option<String>) {
     (asked, unread)
 }
 
-/// Splits `"request", "receive"` from the following text. Each part ends at the last quote that
-/// still leaves a pair. `None` if the text does not begin with such a pair.
+/// Splits `"request", "receive"` from the following text. Each part may contain quotes, and is as
+/// long as possible. `None` if the text does not begin with such a pair.
 fn pair(text: &str) -> Option<((String, String), &str)> {
     let inner = text.strip_prefix('"')?;
     let ends = inner.rmatch_indices('"').map(|(end, _)| end);

@@ -1,7 +1,7 @@
 //! Converts files of other programs: keepalived's virtual servers, ldirectord, and the configure
 //! script of the LVS HOWTO.
 //!
-//! Each statement without an equivalent is reported, and becomes a comment with its line and the
+//! Statements without an equivalent are reported, and become comments with their line and the
 //! reason.
 
 pub mod ask;
@@ -34,8 +34,8 @@ use crate::config::Config;
 pub struct Converted {
     /// TOML for `lvsd`.
     pub toml: String,
-    /// Statements without an equivalent, each with its line and the reason; `toml` contains them,
-    /// too.
+    /// Messages about statements that are not converted, or only in part, with their lines and the
+    /// reasons; `toml` contains them, too.
     pub lost: Vec<String>,
     /// The lines that keepalived continues to use; empty for other formats.
     pub rest: String,
@@ -79,14 +79,15 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     }
 }
 
-/// Maximum size of a file in bytes.
+/// Maximum size in bytes of a file, and of keepalived's file with its includes, macros and
+/// sequences expanded.
 pub const LENGTH_MAX: u64 = 16 << 20;
 const INCLUDES_MAX: usize = 256;
 /// Maximum number of addresses in all ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
 
-/// Function that reads the files of an `include`, with their names and texts. Its arguments are the
-/// directory and the pattern.
+/// Function that returns the names and texts of the files that an `include` statement names. Its
+/// arguments are the directory of the including file and the pattern.
 pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, String>;
 
 /// Settings of the conversion.
@@ -118,7 +119,7 @@ struct Read {
 /// Converts the text of the file `name`.
 ///
 /// # Errors
-/// The file does not have this format, or nothing in it can be converted; the text is the reason.
+/// The file cannot be interpreted, or nothing in it can be converted; the error text is the reason.
 pub fn convert(
     kind: SourceFormat,
     name: &str,
@@ -216,7 +217,7 @@ fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
     toml
 }
 
-/// Error text for a conversion without a result, with the parts that were not converted.
+/// Error text for a conversion without a result, with the first statements that were not converted.
 fn nothing(name: &str, lost: &[String]) -> String {
     /// Maximum number of listed statements.
     const TOLD: usize = 3;
@@ -233,7 +234,7 @@ fn nothing(name: &str, lost: &[String]) -> String {
     }
 }
 
-/// Joins virtual servers with equal addresses, as keepalived does.
+/// Joins virtual servers with the same addresses or mark and the same protocol, as keepalived does.
 fn join_twins(services: &mut Vec<Service>) {
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut joined: Vec<Service> = Vec::new();
@@ -251,7 +252,8 @@ fn join_twins(services: &mut Vec<Service>) {
     *services = joined;
 }
 
-/// Removes addresses and marks that an earlier service already has.
+/// Removes addresses (with the same protocol) and marks that an earlier service has, and services
+/// that then have neither. Reports each removal in `lost`.
 fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut seen: HashMap<(String, String), String> = HashMap::new();
     services.retain_mut(|service| {
@@ -285,7 +287,7 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     });
 }
 
-/// Makes the names of services unique. The first service keeps its name.
+/// Removes the name of each service whose name an earlier service has, and reports it.
 fn unique_names(services: &mut [Service]) {
     let mut seen = HashSet::new();
     for service in services {
@@ -301,7 +303,8 @@ fn unique_names(services: &mut [Service]) {
     }
 }
 
-/// Removes servers with the address of a virtual server, because their packets would loop.
+/// Removes and reports servers with the address and port of a virtual server: their packets would
+/// loop.
 fn without_loops(services: &mut [Service]) {
     let mut all: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
     for at in services.iter().flat_map(Service::endpoints) {
@@ -329,9 +332,9 @@ fn without_loops(services: &mut [Service]) {
     }
 }
 
-/// Maximum number of services for which each service is checked together with all services before
-/// it. More services are checked one at a time, so that the time stays proportional to their
-/// number.
+/// Maximum number of services that are checked cumulatively: each together with the accepted
+/// services before it. If a file has more services, each is checked alone, so that the time stays
+/// proportional to their number.
 const TRIED_MAX: usize = 256;
 
 /// Removes services that lvsd refuses in spite of the previous steps, and adds the reasons to

@@ -59,10 +59,10 @@ fn text(value: &str) -> Result<&str, &'static str> {
 }
 
 impl Negotiation {
-    /// Reads a line like ldirectord; `None` if the key is not a check setting.
+    /// Reads a line like ldirectord; `None` if the key is not one of these settings.
     ///
     /// # Errors
-    /// ldirectord refuses the value; the text is the reason.
+    /// ldirectord refuses the value, or lvsd has no equivalent; the text is the reason.
     pub(super) fn take(&mut self, key: &str, value: &str) -> Option<Result<(), &'static str>> {
         let (place, value) = match key {
             "service" => (&mut self.service, Ok(word(value))),
@@ -90,7 +90,8 @@ impl Negotiation {
         })
     }
 
-    /// Protocol of the check for a virtual server; `port` is 0 for a mark.
+    /// Protocol of the check: the value of `service`, the protocol with this default port, or
+    /// `none`. `port` is the port of the virtual server, and 0 for a mark.
     pub(super) fn protocol(&self, port: u16) -> &str {
         let by_port = || PORTS.iter().find(|(_, known)| *known == port);
         match &self.service {
@@ -100,8 +101,8 @@ impl Negotiation {
     }
 
     /// Port at which ldirectord checks servers without a port: the default port of the check's
-    /// protocol. `port` is that of the virtual server, and 0 for a mark. `None` if the protocol has
-    /// no default port.
+    /// protocol. `port` is the port of the virtual server, and 0 for a mark. `None` if the protocol
+    /// has no default port.
     pub(super) fn port(&self, port: u16) -> Option<u16> {
         let protocol = self.protocol(port);
         let found = PORTS.iter().find(|(name, _)| *name == protocol);
@@ -219,8 +220,8 @@ impl Negotiation {
         check.insert("record", quote(record));
     }
 
-    /// Converts a check program. Its arguments are the addresses and ports of virtual and real
-    /// server.
+    /// Converts a check program. The addresses and ports of the virtual and the real server become
+    /// its last arguments.
     ///
     /// # Errors
     /// lvsd has no equivalent; the text is the reason.

@@ -1,8 +1,8 @@
 //! Converts regular expressions of PCRE2 (keepalived) and Perl (ldirectord) for the crate `regex`.
 //!
-//! The crate accepts some syntax with another meaning: `\<` and `\v`, sets within a class,
-//! possessive repetition, and characters instead of bytes. Such parts are rewritten, or the
-//! expression is refused.
+//! The crate accepts some syntax with another meaning, such as `\<` and `\v`, sets within a class
+//! and possessive repetition, and it matches characters instead of bytes. Such parts are rewritten,
+//! or the expression is refused.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -16,7 +16,7 @@ type Why = String;
 /// Returns an expression for the crate `regex` that matches the same texts.
 ///
 /// # Errors
-/// The part without an equivalent.
+/// A part has no equivalent; the text names it.
 pub(super) fn converted(regex: &str, caseless: bool) -> Result<String, Why> {
     let mut reader = Reader {
         rest: regex.chars().peekable(),

@@ -71,7 +71,7 @@ pub(super) fn is_mask(text: &str, six: bool) -> bool {
     }
 }
 
-/// The reason why a loopback address cannot be a server.
+/// The reason why a loopback address cannot be a server, except with direct routing.
 const LOOPBACK: &str = "a loopback address: the dataplane cannot translate to it; use another address of this host, or direct routing";
 
 impl Service {
@@ -97,8 +97,9 @@ impl Service {
         })
     }
 
-    /// Removes the ports of servers without NAT: other methods do not translate ports, and
-    /// keepalived, ldirectord and the configure script then use the service's port.
+    /// Removes the port of a server without NAT if it differs from a port of the service. The
+    /// server's check still uses the port. Other methods do not translate ports, and keepalived,
+    /// ldirectord and the configure script then use the service's port.
     pub(super) fn keep_ports(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         for server in &mut self.servers {
@@ -119,7 +120,7 @@ impl Service {
         }
     }
 
-    /// Removes servers with the address of an earlier server.
+    /// Removes servers with the address and port of an earlier server, and reports them.
     pub(super) fn without_twins(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied().filter(|_| ports.len() == 1);
@@ -158,7 +159,7 @@ impl Service {
         self.lost.extend(other.lost);
     }
 
-    /// The port of all addresses; `None` if their ports differ, or if they have port 0.
+    /// The port of all addresses; `None` if their ports differ or are 0, or if there is no address.
     fn only_port(&self) -> Option<u16> {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied();
@@ -183,7 +184,8 @@ impl Service {
         }
     }
 
-    /// Converts the quorum: keepalived adds weights, up to the sum of all; lvsd counts servers.
+    /// Converts the quorum: keepalived adds the weights of the usable servers; lvsd counts the
+    /// servers.
     fn settle_quorum(&mut self, origin: &Quorum) {
         let weight = |server: &Server| {
             let weight = server.keys.get("weight").map_or(Ok(1), |word| word.parse());
@@ -332,7 +334,7 @@ impl Server {
         }
     }
 
-    /// Moves the server's port to its check.
+    /// Removes the server's port, and uses it in the server's check.
     pub(super) fn take_port(&mut self) {
         let Some(at) = self.endpoint() else {
             return;
@@ -409,7 +411,8 @@ pub(super) fn fix_port(check: &mut Keys, port: u16) {
     }
 }
 
-/// A check in TOML. keepalived and ldirectord check the server's own address.
+/// A check in TOML. A check of a port gets `via = "server"`, because keepalived and ldirectord
+/// check the server's own address.
 pub(super) fn table(keys: &BTreeMap<&'static str, String>) -> String {
     let type_first = keys.iter().filter(|(key, _)| **key == "type");
     let rest = keys.iter().filter(|(key, _)| **key != "type");

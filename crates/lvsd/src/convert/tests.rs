@@ -603,7 +603,7 @@ fn ldirectord_defaults_are_converted() {
     );
 }
 
-/// A server of a mark service has no port, so that it may be any service at its address.
+/// A server of a mark service has no port, and receives packets of any port at its address.
 #[test]
 fn server_of_mark_service_that_would_loop_is_omitted_and_reported() {
     let (done, config) = converted(
@@ -717,7 +717,7 @@ fn format_of_file_is_detected_by_name_or_text() {
 }
 
 proptest! {
-    /// The result is always TOML that lvsd parses.
+    /// If the converter returns TOML, lvsd parses it.
     #[test]
     fn converter_yields_valid_configuration_or_refusal_for_any_text(
         words in proptest::collection::vec(

@@ -35,8 +35,8 @@ pub(super) fn without_comment(line: &str) -> &str {
     line
 }
 
-/// Splits a line; the second value is true if its last quote is not closed. A quote begins and ends
-/// a word.
+/// Splits a line into words and braces, without its comment. The second value is true if the last
+/// quote is not closed. A quote begins and ends a word.
 pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     let mut all = Vec::new();
     let mut word = String::new();
@@ -90,7 +90,8 @@ pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     (all, false)
 }
 
-/// Position of the closing quote, which no backslash precedes; `None` if the quote is not closed.
+/// Position of the closing quote, the first one that a backslash does not escape; `None` if the
+/// quote is not closed.
 fn closing(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {
@@ -102,7 +103,8 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// Splits a script or regular expression, where `'` is also a quote and a backslash escapes.
+/// Splits a script or regular expression into words. `'` is also a quote, and a backslash begins an
+/// escape sequence.
 pub(super) fn escaped(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = None::<String>;
@@ -133,7 +135,8 @@ pub(super) fn escaped(text: &str) -> Vec<String> {
     words
 }
 
-/// The character of an escape sequence after the backslash, and the rest.
+/// The character of an escape sequence after the backslash, and the rest. `None` if the sequence is
+/// incomplete or its number is no character.
 fn escape(text: &str) -> (Option<char>, &str) {
     let number = |digits: &str, radix: u32, most: usize| {
         let end = digits

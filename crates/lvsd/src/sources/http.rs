@@ -14,12 +14,12 @@ use tokio::task::JoinHandle;
 
 use crate::health::probe::Tls;
 
-/// Maximum size of an answer, and of a line of a watch, in bytes. An object in etcd has at most 1.5
-/// MiB, or 2 MiB in base64.
+/// Maximum size of an answer, and of a line of a watch, in bytes. By default, an object in etcd has
+/// at most 1.5 MiB, or 2 MiB in base64.
 pub(super) const ANSWER_MAX: usize = 8 << 20;
 /// Maximum size of an answer's headers in bytes.
 const HEAD_MAX: usize = 16 << 10;
-/// Maximum length of the reason in an error response, in characters.
+/// Maximum length of a text of a server in messages, in characters.
 const REFUSAL_MAX: usize = 300;
 
 /// The address of an HTTP server.
@@ -77,7 +77,7 @@ pub(crate) enum Error {
     /// No answer, or an invalid one; the text is the reason.
     #[error("{0}")]
     Failed(String),
-    /// The answer exceeds the maximum size.
+    /// The answer, or a line of a watch, exceeds the maximum size.
     #[error("the answer has more than {} MiB", ANSWER_MAX >> 20)]
     TooLong,
 }

@@ -60,7 +60,7 @@ pub(super) fn write(path: &Path, gathered: &Gathered) -> io::Result<()> {
     replace_for_good(path, &text, 0o600)
 }
 
-/// Stores answers whenever they change, until the task is aborted.
+/// Stores answers whenever they change, until the task is aborted. Does nothing without a path.
 pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
     let Some(path) = path else { return };
     let mut complained = false;

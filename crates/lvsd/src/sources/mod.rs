@@ -48,11 +48,12 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Settings in `[dns]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lookups {
-    /// Name servers; empty for those of `/etc/resolv.conf`.
+    /// Name servers; empty to use the name servers in `/etc/resolv.conf`.
     pub name_servers: Vec<SocketAddr>,
     /// Time limit for an answer of a name server. It starts again if a query is repeated over TCP.
     pub timeout: Duration,
-    /// Minimum pause after a successful look-up of a name.
+    /// Minimum pause after a successful look-up of a name, and maximum pause after the first
+    /// failure.
     pub min: Duration,
     /// Maximum pause after a successful look-up of a name.
     pub max: Duration,
@@ -84,10 +85,10 @@ pub enum Source {
 pub struct Gathered {
     /// Servers of each configured DNS name that has been resolved at least once.
     pub dns: BTreeMap<String, Vec<Record>>,
-    /// Services and servers in etcd; `None` before its first answer.
+    /// Services and servers in etcd; `None` without etcd, or before its first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd: Option<Etcd>,
-    /// Services in Kubernetes; `None` before its first answer.
+    /// Services in Kubernetes; `None` without Kubernetes, or before its first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubernetes: Option<Kubernetes>,
 }
@@ -395,7 +396,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) names: &'a BTreeSet<&'a String>,
 }
 
-/// The services of a source that the daemon uses, and those that it refuses.
+/// The services of a source that the daemon uses, and the texts that it refuses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
     /// Keys and texts of valid services.
@@ -434,7 +435,7 @@ impl Sources {
     }
 
     /// Sets the sources to follow. `in_force` contains the valid texts of etcd's services. `made`
-    /// contains the services of Kubernetes that the daemon uses, and those that it refuses.
+    /// contains the services of Kubernetes that the daemon uses, and the keys of refused texts.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
             lookups,
@@ -478,8 +479,8 @@ impl Sources {
         }
     }
 
-    /// Starts to follow an etcd cluster, and stops to follow another one; `None` for no cluster.
-    /// Records the valid texts of its services.
+    /// Follows `cluster` instead of another etcd cluster; `None` for no cluster. Records the valid
+    /// texts of its services.
     fn set_etcd(&mut self, cluster: Option<&Cluster>, in_force: &[(String, String)]) {
         let stays = self.etcd.as_ref().map(|(now, _)| now) == cluster;
         if !stays && let Some((_, task)) = self.etcd.take() {
@@ -507,8 +508,8 @@ impl Sources {
         }
     }
 
-    /// Starts to follow a Kubernetes cluster, and stops to follow another one; `None` for no
-    /// cluster. Records which of its services the daemon uses or refuses.
+    /// Follows this Kubernetes cluster instead of another one; `None` for no cluster. Records which
+    /// of its services the daemon uses or refuses.
     fn set_kubernetes(&mut self, settings: Option<&kubernetes::Settings>, made: &Made) {
         let stays = self.kubernetes.as_ref().map(|(now, _)| now) == settings;
         if !stays && let Some((_, task)) = self.kubernetes.take() {

@@ -1,4 +1,5 @@
-//! Checks `[cluster]`: services in etcd, and pools of servers that register themselves.
+//! Checks `[cluster]`: the members of etcd, the credentials and the other settings. Some of these
+//! checks apply to `[kubernetes]`, too.
 
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::MetadataExt;
@@ -218,8 +219,9 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads the certificate files of a source: the CA's, and those of this client. `None` if the
-    /// CA's is missing, or one is unusable, which is reported.
+    /// Reads the certificate files of a source: the CA certificates, and the certificate and key of
+    /// this client. `None` if the CA certificates are missing, or if a file is unusable, which is
+    /// reported.
     pub(super) fn source_tls(
         &mut self,
         table: &Range<usize>,

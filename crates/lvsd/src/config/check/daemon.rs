@@ -50,9 +50,9 @@ impl Checker<'_> {
 }
 
 impl Checker<'_> {
-    /// Returns the user and group id with which the notification program runs: those of
-    /// `notify_user`, or of the user `nobody` without this key. Returns `None` if no notification
-    /// program is set.
+    /// Returns the user and group id with which the notification program runs: the ids of
+    /// `notify_user`, or of the user `nobody` if this key is missing or its user is unknown.
+    /// Returns `None` if no notification program is set.
     fn notify_user(&mut self, raw: &RawDaemon) -> Option<(u32, u32)> {
         raw.notify.as_ref()?;
         let name = raw

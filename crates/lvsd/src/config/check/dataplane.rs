@@ -18,7 +18,7 @@ use crate::config::ports::{self, is_generated};
 use crate::config::raw::{RawConfig, RawDataplane, RawMark};
 use crate::text::Diagnostic;
 
-/// The maximum value of `--max-connections`.
+/// The maximum value of `--max-connections` and `--max-ipv6`.
 const CONNECTIONS_MAX: i64 = 1 << 28;
 /// The fix for a text that cannot be the name of an interface.
 const INTERFACE_NAME: &str =
@@ -489,7 +489,8 @@ impl CommandLine {
         }
     }
 
-    /// The options of a table: each of its keys is an option.
+    /// The options of the table: each of its serialized keys is an option, unless the value is
+    /// `false`.
     fn of(raw: &RawDataplane) -> Self {
         let mut all = Self::default();
         let table = serde_json::to_value(raw).expect("every key of the table has a value in JSON");

@@ -51,7 +51,8 @@ enum PlannedVia {
     Server,
     /// Through the service; the position of `via`.
     Service(Range<usize>),
-    /// Without `via`: through the service, if that is possible.
+    /// Without `via`: through the service, unless this is impossible or other settings of the
+    /// service exclude it.
     Default,
 }
 
@@ -200,8 +201,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads `passive` of a health check. Returns `None` for `false`, and for a number out of
-    /// range, which is reported.
+    /// Reads `passive` of a health check. Returns `None` without a value, for `false`, and for a
+    /// number out of range, which is reported.
     fn passive(&mut self, value: Option<&Spanned<RawPassive>>) -> Option<Passive> {
         let value = value?;
         match value.get_ref() {

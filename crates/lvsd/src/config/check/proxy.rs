@@ -159,7 +159,7 @@ impl Checker<'_> {
     }
 }
 
-/// Whether no host can have the address.
+/// Whether no program can listen on the address.
 fn never(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),

@@ -220,7 +220,8 @@ impl Checker<'_> {
     }
 
     /// Reads `drain`: the time for which the connections of a server continue after the server was
-    /// removed from the configuration.
+    /// removed from the configuration. Without `drain`, warns if the scheduler refuses clients of a
+    /// server that drains.
     pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
         let Some(drain) = &raw.drain else {
             if let (Some(at), Some(fallback)) = (&raw.scheduler, refuses_at_weight_0(config)) {

@@ -1,5 +1,5 @@
-//! Checks across tables: a server that is another service, weights without an effect, a mark that
-//! no rule sets.
+//! Checks across tables, such as for a server that is another service, weights without an effect,
+//! or a mark that no rule sets.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -108,8 +108,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks that a rule sets the mark of each service with a mark, which otherwise receives no
-    /// packets.
+    /// Warns about services with a mark that no rule of the file sets: they receive no packets.
     fn marks_without_rules(&mut self, raw: &RawConfig, marks: &[String]) {
         let set: HashSet<u32> = marks
             .iter()

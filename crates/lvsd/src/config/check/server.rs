@@ -1,5 +1,5 @@
-//! Checks of a service's real servers: whether they are consistent with the service and with each
-//! other.
+//! Checks of a service's real servers: their addresses and settings, and whether they fit the
+//! service.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -83,7 +83,8 @@ impl Checker<'_> {
         })
     }
 
-    /// Reads `max_connections` and `resume_below`, of which the latter must not be higher.
+    /// Reads `max_connections` and `resume_below`. Reports a `resume_below` above
+    /// `max_connections`.
     fn thresholds(&mut self, raw: &RawServer) -> (Option<i64>, Option<i64>) {
         let bound = 0..=i64::from(i32::MAX);
         let upper = self.number(
@@ -140,7 +141,8 @@ impl Checker<'_> {
         defaults.forward
     }
 
-    /// Reads the encapsulation of packets to a server: the server's own tunnel, or the service's.
+    /// Reads the encapsulation of packets to a server: the server's own tunnel, the service's or
+    /// IPIP. Reports a server's tunnel if its forwarding method is not `tun`.
     fn server_tunnel(
         &mut self,
         raw: &RawServer,
@@ -219,7 +221,7 @@ impl Checker<'_> {
     }
 
     /// Reads an address with its port; `default_port` if the text has no port. Returns `None` for
-    /// an invalid text, which is reported.
+    /// an invalid or ambiguous text, or without any port, which is reported.
     pub(super) fn socket_address(
         &mut self,
         text: &Spanned<String>,

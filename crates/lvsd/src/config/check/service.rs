@@ -1,5 +1,5 @@
-//! Checks of a service: its address, its keys and its servers. Its keys include the filter of new
-//! connections, and the settings for missing servers: quorum, panic mode, sorry server.
+//! Checks of a service: its address, its servers and its keys, such as the filter of new
+//! connections, the quorum, panic mode and the sorry server.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -195,7 +195,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads the owner of the VIP.
+    /// Reads the owner of the VIP, and reports an owner that is impossible.
     fn vip(&mut self, raw: &RawService, id: Option<ServiceId>, many_ports: bool) -> VipMode {
         let words = [
             ("auto", VipMode::Auto),

@@ -202,8 +202,9 @@ impl Checker<'_> {
         here || listen.is_some_and(|listen| listen.ip() == ip)
     }
 
-    /// Checks that all servers have the family of their service: a synchronisation message can
-    /// contain only one family, so a synchronising dataplane refuses others.
+    /// Checks that the servers of services without a proxy have the family of their service: a
+    /// synchronisation message can contain only one family, so a synchronising dataplane refuses
+    /// others.
     pub(super) fn families_beside_sync(&mut self, sync: &Range<usize>, services: &[Service]) {
         let other = self.servers.iter().find(|server| {
             let proxied = || {

@@ -14,7 +14,7 @@ use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
 use crate::config::{HostAddress, Service, VipMode, Vrrp};
 use crate::text::Diagnostic;
 
-/// Limits of the interval: VRRP counts centiseconds, in twelve bits.
+/// Limits of the interval of advertisements: VRRP counts centiseconds, in twelve bits.
 const ADVERT: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_millis(40_950);
 /// Maximum number of addresses in a VRRP message.

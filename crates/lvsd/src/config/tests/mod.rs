@@ -1,5 +1,5 @@
-//! All examples load, an unknown key is refused in every table, and errors have the expected
-//! format.
+//! Examples, unknown keys and the format of errors, and common functions of the tests of the
+//! configuration.
 
 use super::*;
 use crate::cases::cases;
@@ -317,7 +317,7 @@ fn tunnelled(service: &str, server: &str) -> String {
     )
 }
 
-/// Clients of a running daemon need not read a long file for its socket.
+/// If the result is false, a client does not have to parse a long file to find the socket.
 #[test]
 fn configuration_may_name_socket_unless_its_files_are_readable_without_socket_key() {
     let directory = tempfile::tempdir().unwrap();

@@ -23,8 +23,9 @@ pub(super) fn family(word: &str) -> Option<bool> {
     }
 }
 
-/// Reads the addresses and marks of a group, up to the limit `room`. Each mark counts with all of
-/// its `servers`, because it becomes a service with a copy of them.
+/// Reads the addresses and marks of a group, up to `room` of them, and subtracts their number from
+/// `room`. Each mark counts with all of its `servers`, because it becomes a service with a copy of
+/// them.
 pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
     let mut group = Group::default();
     let full = format!(

@@ -1,5 +1,5 @@
-//! Statements outside of virtual servers that concern them: global settings, certificates, local
-//! addresses of full NAT.
+//! Statements outside of virtual servers that concern them, such as global settings, certificates
+//! and local addresses of full NAT.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -63,10 +63,10 @@ pub(super) fn is_taken(item: &Item, depth: usize) -> bool {
     words.contains(&item.name())
 }
 
-/// Settings that apply to all virtual servers.
+/// Settings outside of virtual servers that apply to them.
 #[derive(Debug, Default)]
 pub(super) struct Outside {
-    /// User of check scripts.
+    /// Default user of check scripts.
     pub(super) script_user: Option<String>,
     /// Local addresses of full NAT by group.
     local: HashMap<String, Vec<IpAddr>>,

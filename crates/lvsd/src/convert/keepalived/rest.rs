@@ -1,11 +1,13 @@
-//! Selects the lines that keepalived continues to use: all except those of virtual servers.
+//! Selects the lines that keepalived continues to use: all except those that concern only virtual
+//! servers.
 
 use super::outside::is_taken;
 use super::source::Source;
 use crate::convert::item::{Item, shown};
 use crate::convert::words::without_comment;
 
-/// Whether a line remains in keepalived's file.
+/// Whether a line is removed from keepalived's file, or remains. Both apply if the line has
+/// statements of both kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     taken: bool,
@@ -16,7 +18,7 @@ struct Fate {
 }
 
 /// Returns the text of the lines that keepalived continues to use; empty without such lines.
-/// Reports in `lost` if lines for some hosts are missing in it.
+/// Reports in `lost` if this text lacks lines for some hosts.
 pub(super) fn write(source: &Source, items: &[Item], lost: &mut Vec<String>) -> String {
     let kept = |item: &Item| !item.name().is_empty() && !is_taken(item, 0);
     if !items.iter().any(kept) {

@@ -15,7 +15,7 @@ pub(super) const DEPTH_MAX: usize = 32;
 const LINE_MAX: usize = 65_536;
 /// Maximum depth of macros that contain other macros.
 const MACROS_DEPTH_MAX: usize = 64;
-/// Cost of a generated line in addition to its length, which also limits the number of empty lines.
+/// Cost of a generated line in addition to its length: it limits the number of empty lines, too.
 const LINE_COST: u64 = 16;
 
 /// A line of a file.
@@ -36,7 +36,8 @@ pub(super) struct Physical {
 }
 
 impl Physical {
-    /// Rewrites the `include` of an included file for the directory of the main file.
+    /// The `include` line of an included file with the directory of this file in the path, for use
+    /// in the main file.
     pub(super) fn included_from_elsewhere(&self) -> String {
         let line = words::without_comment(&self.text).trim();
         let word = line.split_whitespace().next().unwrap_or_default();
@@ -218,7 +219,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads a line. A definition continues on further lines after its first `\n`.
+    /// Reads a line. `line` contains `\n` if it is a definition of several lines.
     fn line(&mut self, line: String, index: usize, at: &SourcePlace) -> Result<(), String> {
         let mut work = vec![Work::Line(line, 0)];
         while let Some(next) = work.pop() {
@@ -399,7 +400,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Replaces each macro in a text once; `None` without macros.
+    /// Replaces each macro that has a value in a text once; `None` without such macros.
     fn replace(&mut self, text: &str, at: &SourcePlace) -> Result<Option<String>, String> {
         let mut made = String::new();
         let mut rest = text;

@@ -169,7 +169,7 @@ fn scheduler_of(flag: &str) -> &'static str {
 
 struct Method {
     forward: &'static str,
-    /// The tunnel; `None` for that of the enclosing block.
+    /// The tunnel; `None` for the tunnel of the enclosing block, or if the method is not a tunnel.
     tunnel: Option<String>,
 }
 
@@ -218,8 +218,8 @@ fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
 }
 
 impl Method {
-    /// Parses `NAT` or `TUN type gue port 6080 csum` after the keyword. Adds messages about
-    /// unconverted words to `lost`.
+    /// Parses the words after the keyword, such as `NAT` or `TUN type gue port 6080 csum`. Adds
+    /// messages about unconverted words to `lost`. `None` if the first word is not a method.
     fn parse(item: &Item, lost: &mut Vec<String>) -> Option<Self> {
         let forward = match item.word(1) {
             "NAT" => "nat",
@@ -250,7 +250,7 @@ impl Method {
         })
     }
 
-    /// Sets the keys of the method that differ from the enclosing block's.
+    /// Sets the keys of the method. `tunnel` is omitted if it equals the enclosing block's.
     fn set(self, keys: &mut Keys, around: Option<&Keys>) {
         keys.insert("forward", quote(self.forward));
         let Some(tunnel) = self.tunnel else {

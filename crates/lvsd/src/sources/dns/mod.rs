@@ -1,5 +1,5 @@
-//! Servers from DNS. lvsd resolves each name again after its TTL; until a new answer arrives, the
-//! last one applies.
+//! Servers from DNS. lvsd resolves each name again after its TTL, within configured limits. Until a
+//! new answer arrives, the last one applies.
 
 mod message;
 mod resolver;

@@ -1,4 +1,4 @@
-//! Sends DNS queries over UDP, each from another port, and over TCP if an answer is truncated. Each
+//! Sends DNS queries over UDP, each from a new socket, and over TCP if an answer is truncated. Each
 //! name server is tried up to twice.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -259,7 +259,8 @@ mod tests {
         }
     }
 
-    /// Answers a query: the SRV records name `a` and `b`, each with one address.
+    /// Answers a query: the SRV records name `a`, `b` and, with a lower priority, `c`, each with
+    /// one address. With `cut`, the answer is truncated and empty.
     fn answer(question: &[u8], cut: bool) -> Vec<u8> {
         let asked = Packet::parse(question).unwrap();
         let first = asked.questions[0].clone();
@@ -308,7 +309,8 @@ mod tests {
         panic!("no port is free for UDP and TCP");
     }
 
-    /// Starts a name server. With `cut`, it truncates each answer over UDP.
+    /// Starts a name server, which sends a forged answer before each answer over UDP. With `cut`,
+    /// it truncates its own answers over UDP.
     async fn name_server(cut: bool) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();

@@ -167,7 +167,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a request, and returns the body of the answer.
+    /// Sends a request, and returns the body of a successful answer.
     async fn post(&mut self, path: &str, request: &impl Serialize) -> Result<Incoming, Error> {
         let body = serde_json::to_vec(request).map_err(|error| failed(&error))?;
         let mut head = Request::post(path)

@@ -45,7 +45,7 @@ pub struct Etcd {
     /// Cluster id of etcd.
     pub cluster: i64,
     /// Revision of the last change of services and servers; an upper bound if a listing showed that
-    /// one was deleted.
+    /// a key was deleted.
     pub revision: i64,
     /// Services by the last part of their keys.
     pub services: BTreeMap<String, Text>,
@@ -118,7 +118,7 @@ pub(crate) struct Director {
     /// Revision of the last change that the director uses.
     pub(crate) revision: i64,
     pub(crate) digest: u32,
-    /// Number of its services and servers, including those of its file.
+    /// Number of the director's services, including the services in its file.
     pub(crate) services: usize,
     pub(crate) servers: usize,
     pub(crate) ready: bool,

@@ -100,7 +100,7 @@ pub(super) struct KeyValue {
     pub(super) key: Bytes,
     pub(super) value: Bytes,
     pub(super) mod_revision: Number,
-    /// The lease with which etcd deletes the key; 0 for none.
+    /// The lease at whose end etcd deletes the key; 0 for none.
     pub(super) lease: Number,
 }
 
@@ -232,7 +232,7 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("etcd sent an invalid answer ({error})"))
 }
 
-/// Parses an error of etcd; `None` if `text` is something else.
+/// Parses an error of etcd; `None` if `text` is not a JSON object.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     // In answers, `error` and `message` contain the same text.
     #[derive(Default, Deserialize)]
@@ -255,7 +255,8 @@ pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
 }
 
 /// Returns the end of the range of keys with the prefix `prefix`: the prefix with its last byte
-/// incremented, after trailing bytes of 255 are removed.
+/// incremented, after trailing bytes of 255 are removed. If no byte remains, the range contains all
+/// keys.
 pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

@@ -10,8 +10,9 @@
 //! ```
 //!
 //! Every few seconds, lvsd probes the member with a linearizable read, which fails if the member is
-//! disconnected from the majority, and shows changes that the watch has missed. lvsd also writes a
-//! record of this director, which etcd deletes when the director's lease ends.
+//! disconnected from the majority, and shows changes that the watch has missed. If it has missed
+//! some, lvsd lists all keys again. lvsd also writes a record of this director, which etcd deletes
+//! when the director's lease ends.
 
 mod client;
 mod keys;
@@ -43,10 +44,11 @@ use super::{Shared, retry, timer};
 const PAGE: i64 = 500;
 /// Interval at which lvsd probes the member of etcd that it uses.
 const PROBE: Duration = Duration::from_secs(5);
-/// Number of consecutive probes with another number of keys after which all keys are listed again.
+/// Number of consecutive probes that find another number of keys than the watch has reported, after
+/// which all keys are listed again.
 const DIFFER_MAX: u32 = 3;
-/// Changes within this time are passed to the daemon together. Also the pause before lvsd tries the
-/// next member.
+/// Changes within this time are passed to the daemon together. Also other short pauses, such as
+/// before lvsd tries the next member.
 const GATHER: Duration = Duration::from_millis(200);
 /// A session that lasts this long resets the pause between attempts.
 const WELL: Duration = Duration::from_secs(10);
@@ -148,19 +150,19 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-/// Changes that a probe has found and the watch has not reported. etcd before 3.4.31 and 3.5.13 may
-/// omit changes, or the notice of a compacted history, from a watch that continues with later
-/// changes.
+/// Compares probes with the watch, to find changes that the watch has not reported. etcd before
+/// 3.4.31 and 3.5.13 may omit changes, or the notice of a compacted history, from a watch that
+/// continues with later changes.
 #[derive(Debug)]
 struct Owed {
     /// Revision up to which the watch has reported all changes except deletions.
     announced: i64,
-    /// Revision of the last change that the previous probe found.
+    /// Latest revision of a key that a probe has found.
     latest: i64,
     /// Hashes of keys that had a later revision in the last probe than in the watch, with that
     /// revision.
     behind: HashMap<u64, i64>,
-    /// Number of consecutive probes with another number of keys.
+    /// Number of consecutive probes that found another number of keys than the watch has reported.
     differ: u32,
 }
 
@@ -289,7 +291,8 @@ impl Session<'_> {
         self.shared.take_etcd(&self.model);
     }
 
-    /// Applies events of the watch until all keys must be listed again.
+    /// Applies events of the watch, probes the member and renews the lease, until all keys must be
+    /// listed again.
     async fn follow(&mut self, watching: &mut Watching) -> Result<(), Error> {
         let mut probe_at = Instant::now() + PROBE;
         let mut hand_over_at = None;
@@ -410,7 +413,7 @@ impl Session<'_> {
         self.announce().await
     }
 
-    /// Discards the lease, which etcd has revoked.
+    /// Discards the lease, which has ended, and requests another one soon.
     fn lose_lease(&mut self) {
         tracing::warn!(
             event = "lease_lost",
@@ -422,7 +425,7 @@ impl Session<'_> {
     }
 
     /// Whether this director must write its record again, because it was deleted or another process
-    /// has begun to write it. Writing it informs that process of the duplicate name.
+    /// has begun to write it. Writing the record informs that process of the duplicate name.
     fn of_twin(&mut self, event: &message::Event) -> bool {
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let own = format!("{prefix}directors/{name}");

@@ -18,7 +18,7 @@ pub(crate) const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 pub enum Token {
     /// A file with a token, which is read for each request.
     File(PathBuf),
-    /// A token in a kubeconfig file, which is read at a reload.
+    /// A token in a kubeconfig file, which is read at the start and at a reload.
     Text(String),
 }
 

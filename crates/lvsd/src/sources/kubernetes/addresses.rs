@@ -1,8 +1,8 @@
 //! Assigns addresses from pools to Services (pure functions).
 //!
-//! `status.loadBalancer.ingress` is the only record. A Service keeps its address there until it is
-//! deleted, or requests another address or pool. A Service without an address gets one that it may
-//! share, or the first free address of a pool.
+//! `status.loadBalancer.ingress` is the only record. A Service keeps a usable address there until
+//! it is deleted, or requests another address or pool. A Service without an address gets one that
+//! it may share, or the first free address of a pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,7 +14,8 @@ use super::Settings;
 use super::model::{ANNOTATIONS_MAX, Model, PORTS_MAX, PREFIX};
 use super::objects::Service;
 
-/// Annotation with a key. Services of a namespace with equal keys may share an address.
+/// Annotation with a key. Services of a namespace with equal keys may share an address if they have
+/// no port in common.
 const SHARE: &str = "lvsd/share";
 /// Maximum number of Services that share an address.
 const SHARERS_MAX: usize = 64;
@@ -124,8 +125,8 @@ impl Pool {
 /// Services that may share an address: namespace, and value of the annotation.
 type Group<'a> = (&'a str, &'a str);
 
-/// The group of a Service; `None` without the annotation [`SHARE`], or if the Service has another
-/// class than the configured one.
+/// The group of a Service; `None` without the annotation [`SHARE`], or if lvsd does not serve the
+/// class of the Service.
 fn group<'a>(service: &'a Service, settings: &Settings) -> Option<Group<'a>> {
     let meta = &service.metadata;
     let key = meta.annotations.get(SHARE).filter(|key| !key.is_empty());
@@ -178,7 +179,7 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// Addresses of all Services of the configured class.
+/// Addresses of all Services that lvsd serves.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Assigned {
     /// Addresses in the status that a Service may use.

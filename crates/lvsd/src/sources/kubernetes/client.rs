@@ -1,5 +1,5 @@
-//! An HTTP client of an API server. Requests share a persistent connection, one after the other;
-//! each watch has its own connection.
+//! An HTTP client of an API server. Requests of a client share a persistent connection, one after
+//! the other; each watch has its own connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Error {
         matches!(self, Self::Refused(404, _))
     }
 
-    /// Whether another client has changed the object meanwhile.
+    /// Whether another client has changed or created the object meanwhile.
     pub(super) const fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(409, _))
     }

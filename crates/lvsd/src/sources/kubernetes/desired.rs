@@ -65,7 +65,7 @@ enum Servers {
     Endpoints,
 }
 
-/// Checked annotations of a Service.
+/// Checked annotations of a Service, except for those that concern its addresses.
 struct Options<'a> {
     scheduler: Option<&'a str>,
     forward: Option<&'a str>,
@@ -319,8 +319,7 @@ fn texts(
     Ok((all, count))
 }
 
-/// TOML of one service. All values were parsed as a name, number or address, so that they need no
-/// quoting.
+/// TOML of one service. All values were checked before, so that they need no escaping.
 fn text(
     name: &str,
     service: &Service,
@@ -420,7 +419,7 @@ fn is_local(service: &Service) -> bool {
     service.spec.external_traffic_policy.as_deref() == Some("Local")
 }
 
-/// Nodes that can receive connections.
+/// Nodes that can be servers.
 struct Nodes<'a> {
     /// Name, node, and whether it accepts new connections.
     all: Vec<(&'a str, &'a Node, bool)>,
@@ -490,8 +489,8 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// Number of a Service's ready endpoints on each node; 0 if its endpoints only finish their
-/// connections.
+/// Number of a Service's ready endpoints on each node; 0 if all endpoints on the node only finish
+/// their connections.
 fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str, u16> {
     let mut nodes: BTreeMap<&str, u16> = BTreeMap::new();
     // An endpoint that moves between slices may be in both.

@@ -43,8 +43,8 @@ pub(super) enum Step {
 }
 
 impl Claim {
-    /// Decides about the Lease, which is `None` if it does not exist. `unix` is the time since
-    /// 1970.
+    /// Decides whether this director writes the Lease, which is `None` if it does not exist. `unix`
+    /// is the time since 1970.
     pub(super) fn step(
         &mut self,
         lease: Option<&Lease>,

@@ -1,6 +1,6 @@
 //! Services of type `LoadBalancer` in Kubernetes. lvsd lists Services, EndpointSlices and Nodes
-//! once, and then watches them. After a failure, it lists them again; until then, the previous
-//! objects apply.
+//! once, and then watches them. After a failure, or if a watch cannot continue, it lists them
+//! again; until then, the previous objects apply.
 //!
 //! ```text
 //! list ──▶ Model ◀── watch
@@ -65,7 +65,8 @@ const GATHER: Duration = Duration::from_millis(200);
 const WATCH_MIN: Duration = Duration::from_secs(1);
 /// A session that lasts this long resets the pause between attempts.
 const WELL: Duration = Duration::from_secs(10);
-/// Maximum number of statuses and Events to write before watches are read again.
+/// Maximum number of statuses and of Events about refused Services to write before watches are read
+/// again.
 const WRITES: usize = 32;
 /// Maximum length of an Event's message in characters; Kubernetes permits 1,024.
 const MESSAGE_MAX: usize = 900;
@@ -111,13 +112,13 @@ impl Settings {
         }
     }
 
-    /// Whether a Service has the configured class.
+    /// Whether a Service has the configured class or, if `default_class` is true, no class.
     fn has_class(&self, service: &Service) -> bool {
         let class = service.spec.load_balancer_class.as_deref();
         class.map_or(self.default_class, |class| class == self.class)
     }
 
-    /// Whether a Service has the configured class, and is not being deleted.
+    /// Whether lvsd serves a Service: its class fits, and it is not being deleted.
     fn is_ours(&self, service: &Service) -> bool {
         self.has_class(service) && service.metadata.deletion_timestamp.is_none()
     }
@@ -129,14 +130,14 @@ impl Settings {
 pub struct Kubernetes {
     /// Name of the cluster.
     pub name: String,
-    /// TOML of each service, by Service and port.
+    /// TOML of each service, by keys such as `default/web/tcp/80`.
     pub services: BTreeMap<String, Text>,
 }
 
 /// State of Kubernetes apart from the services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct View {
-    /// Messages about refused objects.
+    /// Messages about refused objects and other problems.
     pub(super) left_out: Vec<String>,
     /// Number of refused objects.
     pub(super) refused: usize,
@@ -218,10 +219,11 @@ struct Session<'a> {
     assigned: Assigned,
     /// The refused Services about which Events were written, with the reasons in these Events.
     reported: BTreeMap<String, String>,
-    /// The reason why this director cannot take the Lease; `None` if it can.
+    /// The reason why the API server refused a request for the Lease; `None` after successful
+    /// requests.
     no_lease: Option<String>,
-    /// The reason why this director could not write a status or an Event; `None` after it has
-    /// written a status.
+    /// The reason why this director could not write a status or an Event. Cleared when it writes a
+    /// status.
     unwritten: Option<String>,
 }
 
@@ -334,7 +336,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Applies changes until all objects must be listed again.
+    /// Applies changes, writes addresses and renews the Lease, until all objects must be listed
+    /// again.
     async fn follow(
         &mut self,
         mut services: Watch,
@@ -551,14 +554,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Stores why a write failed, and logs it once.
+    /// Stores why a write failed, and logs the reason unless it equals the previous one.
     fn cannot(&mut self, why: String) {
         log_new(self.unwritten.as_ref(), &why);
         self.unwritten = Some(why);
     }
 
-    /// Writes due statuses and Events if this director holds the Lease. Returns whether more are
-    /// due.
+    /// Writes due statuses and Events if this director holds the Lease. Returns whether to continue
+    /// with further ones at once.
     async fn write(&mut self) -> Result<bool, Error> {
         let mut left = WRITES;
         while !self.assigned.wanted.is_empty() {
@@ -629,8 +632,8 @@ impl<'a> Session<'a> {
         fault.map_or(Ok(!passing), Err)
     }
 
-    /// Writes an Event for each Service that is refused for a new reason. Returns whether more are
-    /// due.
+    /// Writes an Event for each Service that is refused for a new reason. Returns whether to
+    /// continue with further ones at once.
     async fn complain(&mut self, mut left: usize) -> Result<bool, Error> {
         let mut refused = self.shared.refused_by_daemon();
         refused.retain(|key, _| self.model.services.contains_key(key));

@@ -30,7 +30,7 @@ const REFUSED_MAX: usize = 64;
 
 /// Prefix of lvsd's annotations.
 pub(super) const PREFIX: &str = "lvsd/";
-/// Label with an EndpointSlice's Service.
+/// Label with the name of an EndpointSlice's Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label with a Node's zone.
 pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
@@ -116,7 +116,7 @@ impl Slices {
 /// All objects by `NAMESPACE/NAME`, and Nodes by `NAME`.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Services of type `LoadBalancer`. Those of other classes are included, because their
+    /// Services of type `LoadBalancer`. Services of other classes are included, because their
     /// addresses are in use.
     pub(super) services: BTreeMap<String, Service>,
     slices: Slices,
@@ -188,7 +188,7 @@ impl Model {
         self.bounded()
     }
 
-    /// Replaces all objects of a kind by those of a complete list.
+    /// Replaces all objects of a kind by the objects of a complete list.
     pub(super) fn replace(&mut self, kind: Kind, listed: Self) {
         let of_kind = full_name(kind, "");
         self.refused.retain(|name, _| !name.starts_with(&of_kind));
