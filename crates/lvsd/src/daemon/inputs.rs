@@ -35,7 +35,7 @@ pub(super) struct Inputs<P> {
     pub(super) expanded: Expanded,
     /// The VIPs that the dataplane should own, determined when the configuration was loaded.
     pub(super) vips: BTreeSet<IpAddr>,
-    /// The number of configurations loaded so far.
+    /// The number of configurations loaded so far, including those with new answers of sources.
     pub(super) generation: u64,
     /// The time at which this configuration was loaded.
     pub(super) loaded: Instant,
@@ -66,7 +66,8 @@ pub(super) struct Suspicion {
 /// The observation that makes a server suspicious.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Observation {
-    /// Clients got too few answers: the connections of the last minute.
+    /// Clients got too few answers: the numbers of their connections in the last minute, and the
+    /// forwarding method.
     Clients(Attempts, Forwarding),
     /// The checks on the path of clients fail, for this reason.
     Checks(Reason),
@@ -145,7 +146,8 @@ impl<P: Prober> Inputs<P> {
         drained || self.unheard() != before
     }
 
-    /// Reports the dataplane's view of the servers to the checks.
+    /// Reports the state of the dataplane to the checks, with its counts of unanswered connection
+    /// attempts.
     fn inform_checks(&mut self, found: &Found) {
         let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
         let serving = serving.map(|((_, server), _)| *server).collect();

@@ -65,7 +65,8 @@ pub enum Signal {
     Reload,
     /// Reload the file, even if that removes many servers (SIGUSR1).
     ForcedReload,
-    /// Exit, and let the dataplane keep its configuration (SIGTERM).
+    /// Exit, and let the dataplane keep its configuration, except services with `remove_on_exit`
+    /// (SIGTERM).
     Stop,
     /// Stop the dataplane and lvsd (SIGINT).
     StopAll,

@@ -1,4 +1,4 @@
-//! Requests of operators over the control socket.
+//! Requests of clients over the control socket and over HTTP.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;

@@ -66,7 +66,7 @@ impl LastAnswer {
     }
 }
 
-/// A connection to a dataplane. Its calls block, so that the daemon makes them outside of its event
+/// A connection to a dataplane. Its calls block, so the daemon makes them outside of its event
 /// loop. The default implementations suit the proxy, which lacks these settings.
 pub trait DataplaneControl: Send {
     /// Reads the state of the dataplane.
@@ -302,7 +302,7 @@ pub(super) struct CarryOut<'a> {
     pub(super) refusals: Vec<String>,
     /// VIPs that lvsd last set as owned; `None` if it has not set any.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
-    /// The state of lvsd's services after the changes.
+    /// The state of lvsd's services and settings after the changes.
     pub(super) base: Base,
 }
 
@@ -444,7 +444,7 @@ impl<'a> CarryOut<'a> {
 /// Numbers of changes by kind.
 #[derive(Debug, Default)]
 pub struct Numbers {
-    /// Whether changes are counted instead of logged.
+    /// Whether changes are counted, and logged only at the level `debug`.
     in_use: bool,
     /// Numbers of added, changed and removed services.
     pub services: [usize; 3],

@@ -22,7 +22,7 @@ pub struct Exec {
     command: Vec<String>,
     /// Whether an exit code of 2 or more sets the weight to the code minus 2.
     dynamic: bool,
-    /// The user and the group that run the program.
+    /// The user and the group that run the program; without effect unless lvsd runs as root.
     user: Option<(u32, u32)>,
 }
 
