@@ -13,8 +13,8 @@ use crate::clock::Now;
 pub const STEP: Duration = Duration::from_secs(15);
 /// Maximum number of stored points: the points of one hour.
 const POINTS_MAX: usize = 240;
-/// Maximum number of services with a history: the first services of the configuration file. Each
-/// point of a service needs 24 bytes.
+/// Maximum number of services with a history: the first ones. The addresses of one service share
+/// its history. Each point of a service needs 24 bytes.
 const SERVICES_MAX: usize = 4096;
 
 /// Health and traffic of the last hour, for each service and for all services together.

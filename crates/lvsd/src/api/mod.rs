@@ -175,8 +175,8 @@ impl Api {
         lock(&self.tokens)
     }
 
-    /// Logs that `source` has sent a wrong token: at the first wrong token, and then once a minute
-    /// the number of further ones.
+    /// Logs that `source` has sent a wrong token, at most once a minute. The line contains the
+    /// number of wrong tokens since the last line.
     fn log_wrong_token(&self, source: IpAddr) {
         let mut reported = lock(&self.wrong_tokens);
         let (last, others) = &mut *reported;

@@ -388,7 +388,7 @@ fn no_service(name: &str) -> Refusal {
 }
 
 impl Actor {
-    /// Checks that the client has a role.
+    /// Checks that the client has at least the role `needed`.
     fn permits(&self, needed: Role) -> Result<(), Refusal> {
         if self.role >= needed {
             return Ok(());

@@ -238,8 +238,8 @@ impl Fifo {
     }
 }
 
-/// Opens the FIFO, which is created if it is missing. Only root may write to it, because its
-/// writers control the VIPs.
+/// Opens the FIFO, which is created if it is missing. Only root and the user of lvsd may write to
+/// it, because its writers control the VIPs.
 fn open(path: &Path) -> Result<Fifo, String> {
     let shown = path.display();
     let failed = |error: io::Error| {

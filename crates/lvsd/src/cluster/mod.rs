@@ -10,8 +10,8 @@
 //!  the same, for each address ──▶ announce ──▶ routes of the dataplane ──▶ BIRD, FRR, ExaBGP
 //! ```
 //!
-//! This module never waits: the messages of keepalived and the state of the dataplane arrive on
-//! channels that contain only the latest value.
+//! The messages of keepalived and the state of the dataplane arrive on channels that contain only
+//! the latest value, so this module never waits for either of them.
 
 mod announce;
 mod fifo;
@@ -181,7 +181,8 @@ impl Cluster {
         }
     }
 
-    /// Texts of all changes of announced addresses since the last call.
+    /// Texts about changes of announced addresses since the last call; none while the dataplane
+    /// cannot be reached.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();
@@ -302,7 +303,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the dataplane has all configured peers.
+    /// Whether the dataplane has all configured peers; true until this is known.
     pub(crate) fn has_peers(&self) -> bool {
         self.missing_peers().is_empty()
     }
