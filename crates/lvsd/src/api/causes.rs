@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(mail.named, ["10.0.0.4:80", "10.0.0.5:80"]);
     }
 
-    /// Checks through the virtual address name it in the reason.
+    /// The reasons of through-VIP checks contain the virtual address.
     #[test]
     fn host_not_reached_by_checks_through_several_vips_is_one_cause() {
         let services = (1..=500).map(|port| {

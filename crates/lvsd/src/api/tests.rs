@@ -687,7 +687,7 @@ async fn requests_with_wrong_tokens_are_logged_once_a_minute_with_their_number()
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 
-/// Requests the metrics in the format that Prometheus requests.
+/// Requests the metrics in the text format of Prometheus.
 async fn metrics(api: &Arc<Api>) -> String {
     let (code, text) = get(api, "/metrics").await;
     assert_eq!(code, 200);

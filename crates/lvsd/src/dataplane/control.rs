@@ -676,7 +676,7 @@ mod tests {
         assert!(requests <= 2 * changes.len(), "{requests}");
     }
 
-    /// The number of requests is proportional to that of changes, even with many refusals.
+    /// The number of requests is at most proportional to the numbers of services and of refusals.
     #[test]
     fn many_refused_changes_need_a_limited_number_of_requests() {
         let mut changes = Vec::new();

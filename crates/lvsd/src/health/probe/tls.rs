@@ -574,7 +574,7 @@ mod tests {
         }
     }
 
-    /// Returns the result of a check without `ca` for a server with such a key.
+    /// Returns the result of a check without `ca` of a server that uses `key`.
     async fn met(key: Junk, version: &'static SupportedProtocolVersion) -> Result<(), ProbeError> {
         let provider = lenient(&provider().expect("this build has a TLS provider"));
         let config = ServerConfig::builder_with_provider(provider)
