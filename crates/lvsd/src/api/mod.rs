@@ -114,14 +114,15 @@ impl Api {
         self.settings.borrow().clone()
     }
 
-    /// Reserves a slot for a TCP connection or an event stream. `None` if none is free, which is
-    /// counted.
+    /// Reserves a slot for a TCP connection or an event stream. If no slot is free, counts this
+    /// refusal, and returns `None`.
     pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
         self.count_full(self.places.take(holder))
     }
 
     /// Reserves a slot for a connection over the Unix socket; `reader` is the user ID of a client
-    /// that may only read, and `None` for a client that may make changes.
+    /// that may only read, and `None` for a client that may make changes. If no slot is free,
+    /// counts this refusal, and returns `None`.
     pub(crate) fn local_place(&self, reader: Option<u32>) -> Option<Place> {
         self.count_full(self.local_places.take(reader))
     }

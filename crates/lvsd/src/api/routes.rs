@@ -139,8 +139,8 @@ struct Reload {
     force: bool,
 }
 
-/// Answers one request. Each answer gets the headers of the content security policy, and one that
-/// prevents caching.
+/// Answers one request. Adds headers for the security of browsers, and a header that prevents
+/// caching, to each answer.
 pub(super) async fn answer(api: &Arc<Api>, request: Request<Incoming>, peer: &Peer) -> Reply {
     let (head, body) = request.into_parts();
     let mut reply = match route(api, &head, body, peer).await {

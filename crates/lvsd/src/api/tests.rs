@@ -167,7 +167,8 @@ fn description() -> Value {
     serde_json::from_str(routes::OPENAPI).expect("the JSON is valid")
 }
 
-/// The difference of a value from a schema, for the features of schemas that the description uses.
+/// The differences of a value from a schema. Supports only the features of schemas that the
+/// description uses.
 fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = reference

@@ -66,7 +66,7 @@ pub(super) struct Messages {
     pub(super) changes: u64,
     /// Number of lines that were invalid or too long.
     pub(super) ignored: u64,
-    /// The reason why the FIFO cannot be read; `None` if it can be read.
+    /// A fault of the FIFO, for example that it cannot be opened; `None` without a fault.
     pub(super) trouble: Option<String>,
 }
 

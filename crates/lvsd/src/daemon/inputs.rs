@@ -43,7 +43,8 @@ pub(super) struct Inputs<P> {
     pub(super) checks: Checks<P>,
     /// The administrative states of servers.
     pub(super) admin: Admin,
-    /// Servers that an operator has set ready although they were drained by hand in the dataplane.
+    /// Servers that an operator has set ready: a manual drain in the dataplane does not apply to
+    /// them.
     pub(super) readied: HashSet<Key>,
     /// The VRRP state, the maintenance and the announcements of this director.
     pub(super) cluster: Cluster,
@@ -55,7 +56,7 @@ pub(super) struct Inputs<P> {
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
-/// A server that is up, and that clients cannot use.
+/// The suspicion that clients cannot use a server, although it is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Suspicion {
     /// Time of the first observation.

@@ -96,11 +96,11 @@ pub struct Options {
     pub counters: Arc<Counters>,
     /// The channel that sends `[api]` settings to the HTTP server; `None` without an HTTP server.
     pub api: Option<watch::Sender<config::Api>>,
-    /// The runtime of the health checks: a separate thread, so that nothing delays them. `None`
-    /// runs the checks in the main loop's thread.
+    /// The runtime of the health checks: a separate thread, so that the main loop does not delay
+    /// them. `None` runs the checks in the main loop's thread.
     pub checks: Option<Handle>,
-    /// The paths and connections for VRRP, announcements and maintenance; `None` disables all of
-    /// them.
+    /// The paths and connections for VRRP, announcements and maintenance. `None` disables VRRP and
+    /// announcements, and the maintenance is not stored.
     pub cluster: Option<cluster::ClusterPaths>,
     /// The path of the stored answers of DNS, etcd and Kubernetes; `None` if they are not stored.
     pub sources: Option<PathBuf>,

@@ -148,7 +148,8 @@ pub struct Goal {
     pub announced: BTreeSet<IpAddr>,
     /// Options for starting a dataplane.
     pub dataplane: Dataplane,
-    /// Servers that an operator has set ready although they are drained in the dataplane.
+    /// Servers that an operator has set ready: a manual drain in the dataplane does not apply to
+    /// them.
     pub readied: HashSet<(ServiceId, SocketAddr)>,
     /// Desired state of the proxy; `None` if no service is proxied.
     pub proxied: Option<Box<Proxied>>,
@@ -866,8 +867,9 @@ impl Link {
         }
     }
 
-    /// Connects in order to stop the dataplane, and returns `None`. Returns a result if a
-    /// connection is impossible, or no dataplane runs.
+    /// Connects in order to stop the dataplane, and returns `None`. Returns a result if no
+    /// dataplane runs, or a connection is impossible; a hung dataplane that an lvsd started is
+    /// killed.
     fn find(&mut self) -> Option<Stopped> {
         match self.host.connect(STOP_PATIENCE) {
             Ok(control) => {
@@ -890,7 +892,7 @@ impl Link {
         }
     }
 
-    /// Exit status of a dataplane that no longer answers; `None` if it runs.
+    /// Text about the exit of a dataplane that no longer answers; `None` if it may still run.
     fn gone(&mut self) -> Option<String> {
         if let Some(how) = self.host.ended() {
             return Some(how);

@@ -34,7 +34,7 @@ pub struct Expanded {
     pub services: Vec<Service>,
     /// Rules that set the marks of services with many ports, in the syntax of the dataplane.
     pub port_marks: Vec<String>,
-    /// The files and keys of services.
+    /// The files and keys that contain the services, for messages.
     pub files: Files,
     /// The unusable answers of DNS, etcd and Kubernetes, as text. The number of lines is limited.
     pub left_out: Vec<String>,

@@ -46,7 +46,7 @@ pub(super) struct Record {
     is_down: bool,
     /// Time at which the server last went down, in seconds after `begun`; `None` if it never did.
     last_fall: Option<u64>,
-    /// The reason of the check with which the server last went down.
+    /// The reason why the server last went down.
     fall_reason: String,
     falls: u64,
     down: u64,
