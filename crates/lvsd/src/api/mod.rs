@@ -211,7 +211,8 @@ impl Api {
         lock(&self.history)
     }
 
-    /// Reads all tokens from their files again.
+    /// Reads all tokens from their files again, and logs errors. A token whose file has become
+    /// unusable stays valid, unless another token now equals it.
     fn read_tokens(&self) {
         let before = self.tokens().clone();
         let (tokens, errors) = token::read_all(self.config().tokens, &before);

@@ -76,7 +76,7 @@ pub(crate) struct Cluster {
     places: Option<ClusterPaths>,
     maintenance: Option<maintenance::Kept>,
     quorum: bool,
-    /// Configured peers that the running dataplane lacks; `None` until the dataplane has answered.
+    /// Configured peers that the running dataplane lacks; `None` until they are known.
     lacks: Option<Vec<SocketAddr>>,
     running: Option<Running>,
     /// The announcements of addresses that the dataplane should make.
@@ -377,8 +377,8 @@ impl Cluster {
         }
     }
 
-    /// Writes the track file if the fitness has changed. Until the dataplane has reported its
-    /// readiness and, if it is ready, its peers, the file stays unchanged.
+    /// Writes the track file if the fitness has changed. The file stays unchanged until the
+    /// readiness of the dataplane and, if it is ready, its missing peers are known.
     fn follow(&mut self) {
         let (quorum, maintenance) = (self.quorum, self.maintenance.is_some());
         let lacks_peers = !self.has_peers();
@@ -495,8 +495,8 @@ impl Running {
         }
     }
 
-    /// Whether this director may own the VIPs. Until the dataplane has answered, an active director
-    /// stays active.
+    /// Whether this director may own the VIPs. Until the first query of the dataplane has ended, an
+    /// active director stays active.
     fn may_own(&self) -> bool {
         let readiness = self.readiness.borrow();
         self.state == State::Master && readiness.as_ref().is_none_or(|dataplane| dataplane.ready)

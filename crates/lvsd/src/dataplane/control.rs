@@ -138,7 +138,8 @@ pub trait DataplaneControl: Send {
     /// Makes all of these changes in order, or none.
     ///
     /// # Errors
-    /// See [`ControlError`]; a refusal names the first change that cannot be made.
+    /// See [`ControlError`]. A refusal of several changes contains the index of the first change
+    /// that cannot be made, if it is known.
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError>;
 
     /// Sets the time without an answer after which the dataplane counts as hung.

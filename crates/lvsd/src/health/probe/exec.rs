@@ -12,7 +12,7 @@ use crate::health::Weight;
 use crate::notify_command;
 use crate::text::{Diagnostic, Keys};
 
-/// Maximum length in bytes of a program's output that is reported as the reason.
+/// Maximum number of bytes of a program's output that lvsd keeps, for the reason of a failure.
 const OUTPUT_MAX: usize = 1024;
 
 /// A check that runs a program.
