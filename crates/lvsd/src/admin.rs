@@ -32,7 +32,7 @@ pub struct Admin {
     entries: BTreeMap<Target, StoredOverride>,
     /// The overridden targets of each host, for look-ups by server address.
     by_host: HashMap<IpAddr, Vec<Target>>,
-    /// Writes the overrides to disk; `None` in tests.
+    /// Writes the overrides to disk; `None` if they are not stored.
     keeper: Option<Arc<Keeper>>,
 }
 

@@ -19,7 +19,8 @@ use crate::health::Key;
 
 /// Maximum number of requests that wait for the daemon's loop.
 const REQUESTS_MAX: usize = 16;
-/// Maximum number of events that may wait for one subscriber.
+/// Maximum number of events that wait for one subscriber. If there are more, the subscriber loses
+/// the oldest ones.
 const BEHIND_MAX: usize = 4096;
 
 /// A change that an operator requests.
@@ -63,7 +64,8 @@ pub fn channel() -> (mpsc::Sender<Request>, mpsc::Receiver<Request>) {
     mpsc::channel(REQUESTS_MAX)
 }
 
-/// Sends a change to the daemon's loop and waits for its answer; an error if lvsd is stopping.
+/// Sends a change to the daemon's loop, and waits for its answer. The error is that of the daemon,
+/// or that lvsd is stopping.
 pub(crate) async fn request_change(
     requests: &mpsc::Sender<Request>,
     change: ChangeRequest,

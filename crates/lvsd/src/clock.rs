@@ -65,7 +65,7 @@ impl Moment {
         self.seconds
     }
 
-    /// Seconds since boot; `None` if the moment belongs to another boot.
+    /// Seconds since boot; `None` if the moment belongs to another boot, or the boot is unknown.
     pub fn of_this_boot(&self) -> Option<u64> {
         (!self.boot.is_empty() && self.boot == boot_id()).then_some(self.seconds)
     }

@@ -66,7 +66,7 @@ pub struct Counts {
     pub prompted: u64,
     /// Numbers of HTTP responses by their status code.
     pub http: BTreeMap<u16, u64>,
-    /// Number of HTTP connections that were refused because the limit of connections was reached.
+    /// Number of HTTP connections and event streams that were refused because a limit was reached.
     pub http_no_place: u64,
 }
 
@@ -149,7 +149,7 @@ impl Counters {
         *self.counts().http.entry(code).or_default() += 1;
     }
 
-    /// Counts an HTTP connection that was refused because the limit of connections was reached.
+    /// Counts an HTTP connection or an event stream that was refused because a limit was reached.
     pub fn no_place(&self) {
         self.counts().http_no_place += 1;
     }

@@ -116,7 +116,7 @@ pub struct Overrides<'a> {
 }
 
 /// Computes the desired state from the settings in `config` and the services in `discovered`.
-/// `health` returns the health of a server, and the weight that the server requests.
+/// `health` returns the health and the advice of a server.
 pub fn desired(
     config: &Config,
     discovered: &Expanded,

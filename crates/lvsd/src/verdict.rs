@@ -252,8 +252,8 @@ impl Level {
 pub struct Verdict {
     /// Severity of the verdict.
     pub level: Level,
-    /// The faults with their reasons or, without faults, the numbers of services and servers, in
-    /// one line.
+    /// The faults or, without faults, the numbers of services and servers; also the number of slow
+    /// servers. All in one line.
     pub words: String,
     /// Performance data for monitoring plugins: names and values.
     pub numbers: Vec<(&'static str, usize)>,
@@ -466,7 +466,8 @@ mod tests {
 
     use super::*;
 
-    /// A director with a service for each name and list of its servers' health.
+    /// A director with one service for each item: the name of the service, and the health of its
+    /// servers.
     fn director(services: &[(&str, &[&str])]) -> Status {
         let services = services.iter().map(|(name, servers)| {
             let snapshot = crate::api::overview::tests::snapshot(name);

@@ -14,8 +14,8 @@ const CAUSES_MAX: usize = 50;
 /// Maximum number of services or servers that a cause names.
 const NAMED_MAX: usize = 3;
 
-/// Servers with the same fault: the servers on one host, in several services, or several servers of
-/// one service.
+/// Servers with the same fault: either servers on one host that belong to several services, or
+/// servers of one service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
@@ -129,8 +129,8 @@ fn host_key<'a>(fault: &'a Fault<'_>) -> (&'static str, &'a str, &'a str, IpAddr
 }
 
 impl Fault<'_> {
-    /// The part of the reason by which faults with the same code differ. It is empty for codes that
-    /// name the cause: their reasons differ only in addresses and numbers.
+    /// The part of the reason by which faults with the same code differ. It is empty for codes
+    /// whose reasons differ only in addresses and numbers.
     fn detail(&self) -> &str {
         match self.code {
             "" | "check_failed" | "certificate" => &self.reason,
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(mail.named, ["10.0.0.4:80", "10.0.0.5:80"]);
     }
 
-    /// Checks through the virtual address name it in the reason.
+    /// The reasons of through-VIP checks contain the virtual address.
     #[test]
     fn host_not_reached_by_checks_through_several_vips_is_one_cause() {
         let services = (1..=500).map(|port| {

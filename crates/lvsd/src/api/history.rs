@@ -13,11 +13,11 @@ use crate::clock::Now;
 pub const STEP: Duration = Duration::from_secs(15);
 /// Maximum number of stored points: the points of one hour.
 const POINTS_MAX: usize = 240;
-/// Maximum number of services with a history: the first services of the configuration file. Each
-/// point of a service needs 24 bytes.
+/// Maximum number of services with a history: the first ones. The addresses of one service share
+/// its history. Each point of a service needs 24 bytes.
 const SERVICES_MAX: usize = 4096;
 
-/// Health and traffic of the last hour, for each service and for all services together.
+/// Health and traffic of the last hour: of single services, and of all services together.
 #[derive(Debug, Default)]
 pub struct History {
     /// Times of the samples, in seconds since boot.
@@ -113,8 +113,9 @@ impl Series {
 }
 
 impl History {
-    /// Records a point of every service; returns `false`, without a change, if neither the
-    /// dataplane nor the proxy has reported yet. `now`: seconds since boot.
+    /// Records a point for all services together, and for each service that has a history. Returns
+    /// `false`, without a change, if neither the dataplane nor the proxy has reported yet. `now`:
+    /// seconds since boot.
     pub fn take(&mut self, snapshot: &Snapshot, now: u64) -> bool {
         if snapshot.dataplane().is_none() && snapshot.services().next().is_none() {
             return false;

@@ -24,7 +24,7 @@ use super::{Api, routes};
 const HEAD_MAX: usize = 16 << 10;
 /// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;
-/// Longest time that the request line and the headers may take.
+/// Longest time until the request line and the headers have arrived.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
 /// Listens on an address. After this process has exited, another daemon can listen on the address
 /// at once.

@@ -114,14 +114,15 @@ impl Api {
         self.settings.borrow().clone()
     }
 
-    /// Reserves a slot for a TCP connection or an event stream. `None` if none is free, which is
-    /// counted.
+    /// Reserves a slot for a TCP connection or an event stream. If no slot is free, counts this
+    /// refusal, and returns `None`.
     pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
         self.count_full(self.places.take(holder))
     }
 
     /// Reserves a slot for a connection over the Unix socket; `reader` is the user ID of a client
-    /// that may only read, and `None` for a client that may make changes.
+    /// that may only read, and `None` for a client that may make changes. If no slot is free,
+    /// counts this refusal, and returns `None`.
     pub(crate) fn local_place(&self, reader: Option<u32>) -> Option<Place> {
         self.count_full(self.local_places.take(reader))
     }
@@ -175,8 +176,8 @@ impl Api {
         lock(&self.tokens)
     }
 
-    /// Logs that `source` has sent a wrong token: at the first wrong token, and then once a minute
-    /// the number of further ones.
+    /// Logs that `source` has sent a wrong token, at most once a minute. The line contains the
+    /// number of wrong tokens since the last line.
     fn log_wrong_token(&self, source: IpAddr) {
         let mut reported = lock(&self.wrong_tokens);
         let (last, others) = &mut *reported;
@@ -210,7 +211,8 @@ impl Api {
         lock(&self.history)
     }
 
-    /// Reads all tokens from their files again.
+    /// Reads all tokens from their files again, and logs errors. A token whose file has become
+    /// unusable stays valid, unless another token now equals it.
     fn read_tokens(&self) {
         let before = self.tokens().clone();
         let (tokens, errors) = token::read_all(self.config().tokens, &before);

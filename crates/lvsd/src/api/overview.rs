@@ -46,7 +46,7 @@ pub struct Overview {
     pub connections: u64,
     /// Maximum number of connections in the table.
     pub capacity: u64,
-    /// Interfaces in use.
+    /// Interfaces that the dataplane uses.
     pub interfaces: Vec<InterfaceInfo>,
     /// Addresses of services and of this host for which another host answers, too.
     pub conflicts: Vec<Conflict>,
@@ -79,8 +79,9 @@ pub struct Overview {
     /// Broken servers: first those that are down, then suspicious ones. The length of the list is
     /// limited.
     pub broken: Vec<Broken>,
-    /// The faults of all servers, grouped by cause. Servers that are down come first, then
-    /// suspicious, flapping and slow ones; in each group, the cause with most servers comes first.
+    /// The faults of servers, grouped by cause. Servers that are down come first, then suspicious,
+    /// flapping and slow ones; in each group, the cause with most servers comes first. The length
+    /// of the list is limited.
     pub causes: Vec<Cause>,
     /// The number of all causes, including those that are not listed.
     pub causes_in_all: usize,

@@ -40,8 +40,8 @@ impl Drop for Held {
 }
 
 impl Own {
-    /// Stores an answer; `None` if all stored answers together exceed the limit. If no other answer
-    /// is stored, an answer of any length is accepted.
+    /// Stores an answer; `None` if it would make all stored answers together exceed the limit. If
+    /// no other answer is stored, an answer of any length is accepted.
     pub(super) fn hold(&self, bytes: Vec<u8>) -> Option<Bytes> {
         let room = |held: usize| {
             let all = held.checked_add(bytes.len())?;

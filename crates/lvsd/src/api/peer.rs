@@ -12,8 +12,8 @@ pub(crate) const FULL: &str =
 /// Time limit of a request over TCP, until the client has read the last byte of the answer. Also
 /// the time after which the client of an event stream is disconnected if it reads nothing.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Time limit of a request over the Unix socket. Clients have a shorter limit, and report the
-/// reason.
+/// Time limit of a request over the Unix socket. Clients such as `lvsadm` stop waiting earlier, and
+/// report the reason.
 const LOCAL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The client of a connection.

@@ -24,7 +24,7 @@ pub(crate) enum Holder {
     Stream(IpAddr),
 }
 
-/// Counts the open connections of each client.
+/// Counts the open TCP connections and event streams of each source.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionLimits(Arc<Mutex<HashMap<Holder, usize>>>);
 

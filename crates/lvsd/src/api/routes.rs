@@ -139,8 +139,8 @@ struct Reload {
     force: bool,
 }
 
-/// Answers one request. Each answer gets the headers of the content security policy, and one that
-/// prevents caching.
+/// Answers one request. Adds headers for the security of browsers, and a header that prevents
+/// caching, to each answer.
 pub(super) async fn answer(api: &Arc<Api>, request: Request<Incoming>, peer: &Peer) -> Reply {
     let (head, body) = request.into_parts();
     let mut reply = match route(api, &head, body, peer).await {
@@ -388,7 +388,7 @@ fn no_service(name: &str) -> Refusal {
 }
 
 impl Actor {
-    /// Checks that the client has a role.
+    /// Checks that the client has at least the role `needed`.
     fn permits(&self, needed: Role) -> Result<(), Refusal> {
         if self.role >= needed {
             return Ok(());

@@ -167,7 +167,8 @@ fn description() -> Value {
     serde_json::from_str(routes::OPENAPI).expect("the JSON is valid")
 }
 
-/// The difference of a value from a schema, for the features of schemas that the description uses.
+/// The differences of a value from a schema. Supports only the features of schemas that the
+/// description uses.
 fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = reference
@@ -687,7 +688,7 @@ async fn requests_with_wrong_tokens_are_logged_once_a_minute_with_their_number()
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 
-/// Requests the metrics in the format that Prometheus requests.
+/// Requests the metrics in the text format of Prometheus.
 async fn metrics(api: &Arc<Api>) -> String {
     let (code, text) = get(api, "/metrics").await;
     assert_eq!(code, 200);

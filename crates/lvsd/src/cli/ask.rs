@@ -17,7 +17,7 @@ pub(super) fn connect(dataplane: &Address) -> Result<Client, String> {
     })
 }
 
-/// Requests a reload from the daemon; `None` if no daemon runs.
+/// Requests a reload from the daemon; `None` if no daemon runs, or it has no control socket.
 pub(super) fn reload(dataplane: &Address, force: bool) -> Result<Option<Reloaded>, String> {
     let Some(mut client) = starting::connect_daemon(dataplane)? else {
         return Ok(None);

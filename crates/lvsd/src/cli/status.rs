@@ -648,7 +648,7 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
     let _ = writeln!(text, "; {printed}");
 }
 
-/// Appends a line about another director and its differences from this one.
+/// Appends a line about a director, and whether it has other services than this one.
 fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen]) {
     let _ = write!(
         text,

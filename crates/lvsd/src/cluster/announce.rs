@@ -105,7 +105,7 @@ impl WantedAnnouncements {
 /// The state of the announcements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Announced {
-    /// The readiness of the dataplane; `None` before its first answer.
+    /// The readiness of the dataplane; `None` until the first query has ended.
     pub(super) readiness: Option<Readiness>,
     pub(super) vips: Vec<AnnouncedVip>,
     /// The reason why the addresses could not be sent to the dataplane; `None` if they were sent.

@@ -66,7 +66,7 @@ pub(super) struct Messages {
     pub(super) changes: u64,
     /// Number of lines that were invalid or too long.
     pub(super) ignored: u64,
-    /// The reason why the FIFO cannot be read; `None` if it can be read.
+    /// A fault of the FIFO, for example that it cannot be opened; `None` without a fault.
     pub(super) trouble: Option<String>,
 }
 
@@ -238,8 +238,8 @@ impl Fifo {
     }
 }
 
-/// Opens the FIFO, which is created if it is missing. Only root may write to it, because its
-/// writers control the VIPs.
+/// Opens the FIFO, which is created if it is missing. Only root and the user of lvsd may write to
+/// it, because its writers control the VIPs.
 fn open(path: &Path) -> Result<Fifo, String> {
     let shown = path.display();
     let failed = |error: io::Error| {

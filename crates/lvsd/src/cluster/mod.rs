@@ -10,8 +10,8 @@
 //!  the same, for each address ──▶ announce ──▶ routes of the dataplane ──▶ BIRD, FRR, ExaBGP
 //! ```
 //!
-//! This module never waits: the messages of keepalived and the state of the dataplane arrive on
-//! channels that contain only the latest value.
+//! The messages of keepalived and the state of the dataplane arrive on channels that contain only
+//! the latest value, so this module never waits for either of them.
 
 mod announce;
 mod fifo;
@@ -76,7 +76,7 @@ pub(crate) struct Cluster {
     places: Option<ClusterPaths>,
     maintenance: Option<maintenance::Kept>,
     quorum: bool,
-    /// Configured peers that the running dataplane lacks; `None` until the dataplane has answered.
+    /// Configured peers that the running dataplane lacks; `None` until they are known.
     lacks: Option<Vec<SocketAddr>>,
     running: Option<Running>,
     /// The announcements of addresses that the dataplane should make.
@@ -181,7 +181,8 @@ impl Cluster {
         }
     }
 
-    /// Texts of all changes of announced addresses since the last call.
+    /// Texts about changes of announced addresses since the last call; none while the dataplane
+    /// cannot be reached.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();
@@ -302,7 +303,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the dataplane has all configured peers.
+    /// Whether the dataplane has all configured peers; true until this is known.
     pub(crate) fn has_peers(&self) -> bool {
         self.missing_peers().is_empty()
     }
@@ -376,8 +377,8 @@ impl Cluster {
         }
     }
 
-    /// Writes the track file if the fitness has changed. Until the dataplane has reported its
-    /// readiness and, if it is ready, its peers, the file stays unchanged.
+    /// Writes the track file if the fitness has changed. The file stays unchanged until the
+    /// readiness of the dataplane and, if it is ready, its missing peers are known.
     fn follow(&mut self) {
         let (quorum, maintenance) = (self.quorum, self.maintenance.is_some());
         let lacks_peers = !self.has_peers();
@@ -494,8 +495,8 @@ impl Running {
         }
     }
 
-    /// Whether this director may own the VIPs. Until the dataplane has answered, an active director
-    /// stays active.
+    /// Whether this director may own the VIPs. Until the first query of the dataplane has ended, an
+    /// active director stays active.
     fn may_own(&self) -> bool {
         let readiness = self.readiness.borrow();
         self.state == State::Master && readiness.as_ref().is_none_or(|dataplane| dataplane.ready)

@@ -19,7 +19,7 @@ pub(super) struct Readiness {
 }
 
 /// Queries the readiness of the dataplane until all receivers are dropped. The value is `None`
-/// before the first answer.
+/// until the first query has ended.
 pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     let (sender, receiver) = watch::channel(None);
     let thread = std::thread::Builder::new().name("lvsd-ready".to_owned());

@@ -35,7 +35,7 @@ pub(super) struct Inputs<P> {
     pub(super) expanded: Expanded,
     /// The VIPs that the dataplane should own, determined when the configuration was loaded.
     pub(super) vips: BTreeSet<IpAddr>,
-    /// The number of configurations loaded so far.
+    /// The number of configurations loaded so far, including those with new answers of sources.
     pub(super) generation: u64,
     /// The time at which this configuration was loaded.
     pub(super) loaded: Instant,
@@ -43,7 +43,8 @@ pub(super) struct Inputs<P> {
     pub(super) checks: Checks<P>,
     /// The administrative states of servers.
     pub(super) admin: Admin,
-    /// Servers that an operator has set ready although they were drained by hand in the dataplane.
+    /// Servers that an operator has set ready: a manual drain in the dataplane does not apply to
+    /// them.
     pub(super) readied: HashSet<Key>,
     /// The VRRP state, the maintenance and the announcements of this director.
     pub(super) cluster: Cluster,
@@ -55,7 +56,7 @@ pub(super) struct Inputs<P> {
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
-/// A server that is up, and that clients cannot use.
+/// The suspicion that clients cannot use a server, although it is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Suspicion {
     /// Time of the first observation.
@@ -66,7 +67,8 @@ pub(super) struct Suspicion {
 /// The observation that makes a server suspicious.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Observation {
-    /// Clients got too few answers: the connections of the last minute.
+    /// Clients got too few answers: the numbers of their connections in the last minute, and the
+    /// forwarding method.
     Clients(Attempts, Forwarding),
     /// The checks on the path of clients fail, for this reason.
     Checks(Reason),
@@ -145,7 +147,8 @@ impl<P: Prober> Inputs<P> {
         drained || self.unheard() != before
     }
 
-    /// Reports the dataplane's view of the servers to the checks.
+    /// Reports the state of the dataplane to the checks, with its counts of unanswered connection
+    /// attempts.
     fn inform_checks(&mut self, found: &Found) {
         let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
         let serving = serving.map(|((_, server), _)| *server).collect();

@@ -65,7 +65,8 @@ pub enum Signal {
     Reload,
     /// Reload the file, even if that removes many servers (SIGUSR1).
     ForcedReload,
-    /// Exit, and let the dataplane keep its configuration (SIGTERM).
+    /// Exit, and let the dataplane keep its configuration, except services with `remove_on_exit`
+    /// (SIGTERM).
     Stop,
     /// Stop the dataplane and lvsd (SIGINT).
     StopAll,
@@ -95,11 +96,11 @@ pub struct Options {
     pub counters: Arc<Counters>,
     /// The channel that sends `[api]` settings to the HTTP server; `None` without an HTTP server.
     pub api: Option<watch::Sender<config::Api>>,
-    /// The runtime of the health checks: a separate thread, so that nothing delays them. `None`
-    /// runs the checks in the main loop's thread.
+    /// The runtime of the health checks: a separate thread, so that the main loop does not delay
+    /// them. `None` runs the checks in the main loop's thread.
     pub checks: Option<Handle>,
-    /// The paths and connections for VRRP, announcements and maintenance; `None` disables all of
-    /// them.
+    /// The paths and connections for VRRP, announcements and maintenance. `None` disables VRRP and
+    /// announcements, and the maintenance is not stored.
     pub cluster: Option<cluster::ClusterPaths>,
     /// The path of the stored answers of DNS, etcd and Kubernetes; `None` if they are not stored.
     pub sources: Option<PathBuf>,

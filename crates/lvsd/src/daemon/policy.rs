@@ -12,7 +12,7 @@ use crate::config::{Service, VipMode};
 use crate::desired::{self, Decision};
 use crate::health::Prober;
 
-/// Decides which servers of each service receive connections.
+/// The decisions about services, and the VIPs that may be announced.
 #[derive(Debug, Default)]
 pub(super) struct Policy {
     /// The last decision about each service; quorum has hysteresis.

@@ -224,7 +224,7 @@ impl<P: Prober> Daemon<P> {
         self.reloader.read(what, &self.inputs.config, gathered);
     }
 
-    /// Uses or refuses the result of a read.
+    /// Uses or refuses the result of a read. Discards it if the file has to be read again.
     pub(super) fn take_done(&mut self, done: Done, link: &Links) {
         let reading = self.reloader.reading.take();
         let again = self.reloader.again.take();

@@ -203,7 +203,9 @@ impl Reporter {
         self.event(event, words);
     }
 
-    /// Reports that a service loses its quorum and its VIP, because it is removed when lvsd exits.
+    /// Logs that a service is removed because lvsd exits. Sends events about the loss of its quorum
+    /// and its VIP, unless the service had lost them before, or the file does not release the VIP
+    /// below the quorum.
     pub(super) fn end(&mut self, service: &Service, before: Decision) {
         let words = "the service is removed, because lvsd exits (remove_on_exit)";
         tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");

@@ -1,4 +1,4 @@
-//! Requests of operators over the control socket.
+//! Requests of clients over the control socket and over HTTP.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ const APPLY_LIMIT: Duration = Duration::from_secs(20);
 /// The warning of a change that the dataplane has not applied.
 const UNAPPLIED: &str = "the dataplane has not applied the change yet, and lvsd repeats it: `lvsd status` shows the state";
 
-/// Waits for the next request. Without a socket it never returns.
+/// Waits for the next request. Without a channel, it never returns.
 pub(super) async fn next(requests: &mut Option<mpsc::Receiver<Request>>) -> Option<Request> {
     match requests {
         Some(requests) => requests.recv().await,

@@ -182,7 +182,7 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// The state of a service with its servers, and with the servers of the dataplane that are not
-    /// in the file. `seen` are the dataplane's servers, and `info` is its service.
+    /// in the file. `seen` and `info` are the servers and the service in the dataplane.
     fn status_of(
         &self,
         service: &Service,

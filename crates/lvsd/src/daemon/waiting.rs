@@ -63,8 +63,8 @@ impl Signals {
     }
 }
 
-/// Stops the dataplane and waits until its process has exited. Kills a dataplane that this lvsd
-/// started and that does not exit.
+/// Stops the dataplane and waits until its process has exited. Kills a dataplane that an lvsd
+/// started and that does not exit in time.
 pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let dataplane = link.dataplane.in_words();
     match link.dataplane.contact().0 {

@@ -66,7 +66,7 @@ impl LastAnswer {
     }
 }
 
-/// A connection to a dataplane. Its calls block, so that the daemon makes them outside of its event
+/// A connection to a dataplane. Its calls block, so the daemon makes them outside of its event
 /// loop. The default implementations suit the proxy, which lacks these settings.
 pub trait DataplaneControl: Send {
     /// Reads the state of the dataplane.
@@ -138,7 +138,8 @@ pub trait DataplaneControl: Send {
     /// Makes all of these changes in order, or none.
     ///
     /// # Errors
-    /// See [`ControlError`]; a refusal names the first change that cannot be made.
+    /// See [`ControlError`]. A refusal of several changes contains the index of the first change
+    /// that cannot be made, if it is known.
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError>;
 
     /// Sets the time without an answer after which the dataplane counts as hung.
@@ -302,7 +303,7 @@ pub(super) struct CarryOut<'a> {
     pub(super) refusals: Vec<String>,
     /// VIPs that lvsd last set as owned; `None` if it has not set any.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
-    /// The state of lvsd's services after the changes.
+    /// The state of lvsd's services and settings after the changes.
     pub(super) base: Base,
 }
 
@@ -444,7 +445,7 @@ impl<'a> CarryOut<'a> {
 /// Numbers of changes by kind.
 #[derive(Debug, Default)]
 pub struct Numbers {
-    /// Whether changes are counted instead of logged.
+    /// Whether changes are counted, and logged only at the level `debug`.
     in_use: bool,
     /// Numbers of added, changed and removed services.
     pub services: [usize; 3],
@@ -676,7 +677,7 @@ mod tests {
         assert!(requests <= 2 * changes.len(), "{requests}");
     }
 
-    /// The number of requests is proportional to that of changes, even with many refusals.
+    /// The number of requests is at most proportional to the numbers of services and of refusals.
     #[test]
     fn many_refused_changes_need_a_limited_number_of_requests() {
         let mut changes = Vec::new();

@@ -201,7 +201,8 @@ pub struct Planned {
     pub changes: Vec<String>,
     /// Notes about services and servers that are not changed, or not yet.
     pub left: Vec<String>,
-    /// Text with the numbers of changes.
+    /// Text with the numbers of affected servers and connections, or that there is nothing to
+    /// change.
     pub summary: String,
     /// Text about services that are not compared; `None` if all are compared.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -156,7 +156,7 @@ struct State {
     slow: u32,
     /// Whether the dataplane accepts a request to stop, but continues to run.
     stays: bool,
-    /// Process ids of dataplanes that were killed or stopped.
+    /// Process ids of hung dataplanes that lvsd has killed.
     ended: Vec<u32>,
     changes: Vec<Call>,
     requests: usize,
@@ -223,7 +223,7 @@ impl World {
         })
     }
 
-    /// The state of the present dataplane.
+    /// The state of the present dataplane; empty if none runs.
     pub(crate) fn dataplane(&self) -> Held {
         let state = self.state();
         state

@@ -150,7 +150,7 @@ impl Links {
         self.proxy.as_ref().map(|(proxy, _)| proxy.counts())
     }
 
-    /// Stops the dataplane; see [`Link::stop`].
+    /// Stops the dataplane, unless it is neither needed nor connected; see [`Link::stop`].
     pub fn stop(&mut self, now: Instant) -> Stopped {
         if !self.needed && !self.dataplane.contact().1 {
             return Stopped::Asked;

@@ -1,7 +1,9 @@
-//! The state of a dataplane that lvsd keeps between two comparisons: the settings that it has made,
-//! which are reverted when they are no longer in the file, also by a later lvsd; and the state of
-//! the dataplane after its last changes. A difference from that state is a manual change, which
-//! lvsd reports, and reverts or keeps as the file requires.
+//! The state of a dataplane that lvsd keeps between two comparisons.
+//!
+//! It contains the settings that lvsd has made, which are reverted when they are no longer in the
+//! file, also by a later lvsd. It also contains the state of the dataplane after lvsd's last
+//! changes. A difference from that state is a manual change, which lvsd reports, and reverts or
+//! keeps as the file requires.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -35,7 +37,8 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Begins with another dataplane, in which an earlier lvsd has made the settings `given`.
+    /// Begins with a dataplane to which lvsd has connected, and in which an lvsd has made the
+    /// settings `given`.
     pub(super) fn begin(&mut self, given: Given) {
         self.base = None;
         self.drift = Drift::default();
@@ -43,8 +46,9 @@ impl Memory {
     }
 
     /// Adds manual changes that stay, and original values of removed settings, to the desired
-    /// state. `now` is the present state of lvsd's services. Returns the servers that another
-    /// program has drained or undrained, and whether [`given`](Self::given) has changed.
+    /// state. Logs and stores new manual changes. `now` is the present state of lvsd's services.
+    /// Returns the servers that another program has drained or undrained, and whether
+    /// [`given`](Self::given) has changed.
     pub(super) fn respect(
         &mut self,
         desired: &mut Desired,
@@ -68,7 +72,8 @@ impl Memory {
     }
 }
 
-/// Settings that lvsd has made in one dataplane.
+/// Settings that lvsd has made in one dataplane, and the servers that another program has drained
+/// in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Given {
@@ -114,8 +119,8 @@ impl Given {
     }
 
     /// Keeps weights of 0 that operators have set in the dataplane; `last` contains the previous
-    /// weights. Such a server is drained until an operator sets another weight, or the file no
-    /// longer contains it. Returns the changes.
+    /// weights. Such a server is drained until an operator sets another weight or sets the server
+    /// ready, or the file no longer contains it. Returns the changes.
     fn respect(
         &mut self,
         desired: &mut Desired,
@@ -329,7 +334,8 @@ pub(super) struct Drift {
 
 impl Drift {
     /// Finds new manual changes since the state `base`, and returns their texts. With
-    /// `manual_changes = "report"`, they become part of the desired state.
+    /// `manual_changes = "report"`, they become part of the desired state until the next
+    /// configuration is loaded.
     fn respect(
         &mut self,
         base: Option<&Base>,

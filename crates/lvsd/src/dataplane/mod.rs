@@ -8,7 +8,7 @@
 //!     └── wait until it answers
 //! ```
 //!
-//! Functions block for a short time, so that the daemon calls them outside of its event loop.
+//! Functions may block for a short time, so the daemon calls them outside of its event loop.
 //! Callers pass the present time.
 
 pub mod control;
@@ -62,8 +62,7 @@ const SETTLES: Duration = Duration::from_secs(60);
 /// Lifetime after which an exited dataplane is restarted without a pause.
 const STABLE: Duration = Duration::from_secs(60);
 
-/// Default of `hang_limit`, the time without an answer after which a dataplane is killed and
-/// replaced.
+/// Default of `hang_limit`, the time without an answer after which a dataplane counts as hung.
 const HANG_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit for the answer to a stop request.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -74,7 +73,7 @@ pub enum ConnectError {
     /// No process listens on the control socket.
     #[error("{0}")]
     Absent(String),
-    /// A process listens, but refuses this client, for lack of permission or because of another
+    /// The connection is refused or fails for another reason, such as missing permission or another
     /// version.
     #[error("{0}")]
     Refused(String),
@@ -102,8 +101,8 @@ pub trait Host: Send + 'static {
     /// The dataplane cannot be started; the text contains the reason and a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
-    /// Exit status of the dataplane that [`start`](Self::start) started; `None` while it runs, or
-    /// if no dataplane was started.
+    /// Text about the exit of the dataplane that [`start`](Self::start) started, which is returned
+    /// once. `None` while it runs, and without such a dataplane.
     fn ended(&mut self) -> Option<String>;
 
     /// Kills a started dataplane that has never answered.
@@ -142,14 +141,15 @@ pub trait Host: Send + 'static {
 /// The desired state of the dataplane and of the proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Goal {
-    /// Services, servers, sysctls, and VIPs.
+    /// Desired state of the dataplane: services, servers and settings.
     pub desired: Desired,
     /// VIPs that the dataplane may take over. VIPs whose services are in an unknown state are
     /// missing, and stay if the dataplane already owns them.
     pub announced: BTreeSet<IpAddr>,
     /// Options for starting a dataplane.
     pub dataplane: Dataplane,
-    /// Servers that an operator has set ready although they are drained in the dataplane.
+    /// Servers that an operator has set ready: a manual drain in the dataplane does not apply to
+    /// them.
     pub readied: HashSet<(ServiceId, SocketAddr)>,
     /// Desired state of the proxy; `None` if no service is proxied.
     pub proxied: Option<Box<Proxied>>,
@@ -184,15 +184,15 @@ pub enum Step {
     Interrupted,
     /// No dataplane answers at present. The next step is due after this time.
     Waiting(Duration),
-    /// The daemon must exit, for this reason: no dataplane has answered since the start, and the
-    /// dataplane or the proxy cannot be started.
+    /// The daemon must exit, for this reason: no dataplane has answered since the start, and none
+    /// can be started or used, or the proxy cannot be started.
     Fatal(String),
 }
 
 /// State of a dataplane, and its differences from the desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Refusals of the dataplane as text.
+    /// Refusals as text: of the dataplane, and of lvsd to change services of other programs.
     pub refused: Vec<String>,
     /// Services whose address another program's service uses.
     pub conflicts: HashSet<ServiceId>,
@@ -247,8 +247,8 @@ pub struct ObservedServer {
 /// Result of stopping the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// The dataplane accepted the request to stop, or none runs. From a dataplane that no lvsd
-    /// started, lvsd's services and VIPs were removed instead.
+    /// The dataplane accepted the request to stop, was killed during its start, or is not needed.
+    /// From a dataplane that no lvsd started, lvsd's services and VIPs were removed instead.
     Asked,
     /// The dataplane had already exited; contains its exit status, if known.
     Already(String),
@@ -281,9 +281,9 @@ pub struct Link {
     news: Arc<AtomicBool>,
     /// Logged errors that still apply.
     complaints: HashSet<String>,
-    /// The number of the last configuration, and the end of the time in which its changes have one
-    /// line in the log, about the start, the reload or the answers of sources; `None` when they have
-    /// all been made.
+    /// The number of the last configuration, and the time until which its changes are not logged
+    /// one by one: the log has one line about the start, the reload or the answers of sources.
+    /// `None` when all changes have been made.
     settles: (u64, Option<Instant>),
 }
 
@@ -534,8 +534,8 @@ impl Link {
         Step::Waiting((self.starts.not_before.max(now) - now).max(Duration::from_millis(500)))
     }
 
-    /// Identifies and logs the dataplane to which lvsd has just connected. `started` is true if
-    /// lvsd has started it.
+    /// Identifies and logs the dataplane to which lvsd has just connected, and loads the stored
+    /// settings that lvsd has made in it. `started` is true if lvsd has started it.
     fn greet(&mut self, started: bool) {
         let info = self.control.as_mut().map(|control| control.info());
         if let Some(result) = &info {
@@ -697,7 +697,7 @@ impl Link {
     /// Connects, and lists the servers in the dataplane.
     ///
     /// # Errors
-    /// No dataplane runs, or it does not answer.
+    /// The connection or the request fails; the text is the reason.
     pub fn servers(
         &mut self,
         patience: Option<Duration>,
@@ -736,8 +736,9 @@ impl Link {
         Ok(planned_changes(&desired, &actual, gone))
     }
 
-    /// Reads the dataplane's state, and returns it with the desired state. If the dataplane refuses
-    /// to list services, returns `None`, and adds the reason to `refusals`.
+    /// Reads the dataplane's state, and returns it with the desired state, whose VIPs are limited
+    /// to those that lvsd may set now. Adds refusals of the dataplane to `refusals`. Returns `None`
+    /// if it refuses to list services.
     ///
     /// # Errors
     /// The dataplane is not connected or does not answer.
@@ -866,8 +867,9 @@ impl Link {
         }
     }
 
-    /// Connects in order to stop the dataplane, and returns `None`. Returns a result if a
-    /// connection is impossible, or no dataplane runs.
+    /// Connects in order to stop the dataplane, and returns `None`. Returns a result if no
+    /// dataplane runs, or a connection is impossible; a hung dataplane that an lvsd started is
+    /// killed.
     fn find(&mut self) -> Option<Stopped> {
         match self.host.connect(STOP_PATIENCE) {
             Ok(control) => {
@@ -890,7 +892,7 @@ impl Link {
         }
     }
 
-    /// Exit status of a dataplane that no longer answers; `None` if it runs.
+    /// Text about the exit of a dataplane that no longer answers; `None` if it may still run.
     fn gone(&mut self) -> Option<String> {
         if let Some(how) = self.host.ended() {
             return Some(how);

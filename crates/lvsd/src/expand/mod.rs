@@ -9,7 +9,7 @@
 //!
 //! In each service, the servers of DNS and etcd follow those that the service itself names.
 //! The file has precedence. Each key of etcd and each Service of Kubernetes is checked separately,
-//! and an invalid text is replaced by the last valid one.
+//! and an invalid text is replaced by the last valid one, if that can still be used.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -34,9 +34,9 @@ pub struct Expanded {
     pub services: Vec<Service>,
     /// Rules that set the marks of services with many ports, in the syntax of the dataplane.
     pub port_marks: Vec<String>,
-    /// The files and keys of services.
+    /// The files and keys that contain the services, for messages.
     pub files: Files,
-    /// The unusable answers of DNS, etcd and Kubernetes, as text.
+    /// The unusable answers of DNS, etcd and Kubernetes, as text. The number of lines is limited.
     pub left_out: Vec<String>,
     /// Keys of etcd whose services are used, with their texts.
     pub in_force: Vec<(String, String)>,
@@ -159,7 +159,8 @@ impl Expanded {
     }
 
     /// Adds the servers from DNS and etcd to the services, and lists unusable servers in
-    /// `left_out`.
+    /// `left_out`. Omits servers that a service already has, and servers of another address family
+    /// that the service cannot use.
     fn take_servers(&mut self, gathered: &Gathered, etcd: Option<&Etcd>, present: &Present) {
         for service in &mut self.services {
             let Some(discovery) = service.discovery.clone() else {
@@ -228,7 +229,7 @@ impl Expanded {
         }
     }
 
-    /// The services that lvsd proxies itself.
+    /// The services that lvsd proxies itself, with the options of the proxy.
     pub fn proxied(&self) -> HashMap<ServiceId, proxy::Options> {
         let services = self.services.iter();
         services

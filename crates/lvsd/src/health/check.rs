@@ -16,15 +16,15 @@ pub struct Check {
     pub via: Option<Via>,
     /// Interval between the starts of two checks.
     pub interval: Duration,
-    /// The interval while results contradict the present state.
+    /// The interval before there is a state, and while results contradict it.
     pub fast_interval: Duration,
     /// Percentage by which each interval varies at random.
     pub jitter: u8,
     /// Time after which a check has failed.
     pub timeout: Duration,
-    /// Number of consecutive successful checks after which the server is up.
+    /// Number of consecutive successful checks after which a server that is down is up again.
     pub rise: u32,
-    /// Number of consecutive failed checks after which the server is down.
+    /// Number of consecutive failed checks after which a server that is up is down.
     pub fall: u32,
     /// The effect of clients that get no answer from the server; `None` for no effect.
     pub passive: Option<Passive>,

@@ -77,12 +77,13 @@ pub struct Report {
     up: Option<bool>,
     /// The reason why the server is down; empty while it is up.
     reason: Reason,
-    /// Whether the last check has failed; the reason is in `reason`.
+    /// Whether `reason` is a fault: the last check failed, or clients got no answer.
     failed: bool,
     /// Whether the server is down because clients got no answer (`passive = true`).
     is_out: bool,
     advice: Advice,
-    /// The reason why this host cannot make the check, and since when; `None` while it can.
+    /// The reason why this host cannot make the check, and since when; `None` unless this is so for
+    /// at least three consecutive checks.
     not_made: Option<NotMade>,
 }
 
@@ -100,9 +101,10 @@ pub struct NotMade {
 pub struct News {
     /// Changes of state, one for each service that uses the check.
     pub changes: Vec<Change>,
-    /// Servers that are still down, for a reason that was not logged since they went down.
+    /// Servers that are still down, each with a reason that was not logged since it went down. The
+    /// number of reasons is limited.
     pub reasons: Vec<(Key, Reason)>,
-    /// Whether the server's advice about its weight has changed.
+    /// Whether the server's advice has changed.
     pub advice: bool,
 }
 
@@ -185,14 +187,14 @@ struct Task {
 pub struct Known {
     /// Whether the server is up; `None` until the first result.
     pub up: Option<bool>,
-    /// The reason why the server is down now.
+    /// The reason why the server is down now; empty if it is not down.
     pub reason: Reason,
     /// Time for which the server has been in this state.
     pub lasted: Duration,
-    /// The reason why this host cannot make the check, and since when; `None` while it can.
+    /// The reason why this host cannot make the check, and since when; `None` unless this is so for
+    /// at least three consecutive checks.
     pub not_made: Option<NotMade>,
-    /// The durations of the server's checks, its failures and its downtime; `None` before the first
-    /// check.
+    /// The statistics of the check and its server; `None` before the first result.
     pub record: Option<CheckStatus>,
 }
 
@@ -235,7 +237,8 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Sets the checks, each for a server of a service. An unchanged check continues; a check with
-    /// the same probe, server and path and a changed timing keeps its state.
+    /// the same probe, server and path and a changed timing keeps its state. Checks that are not in
+    /// `wanted` end.
     #[expect(
         clippy::mutable_key_type,
         reason = "the settings of a check do not change"
@@ -378,17 +381,17 @@ impl<P: Prober> Checks<P> {
         news
     }
 
-    /// Sets the state of the dataplane. If a server receives connections and has no earlier result,
-    /// one failed check does not mark the server as down. No check uses a virtual address that the
-    /// dataplane does not answer for.
+    /// Sets the state of the dataplane. A server that already receives connections is marked as
+    /// down only after `fall` failed checks, even if it has no earlier result. While the dataplane
+    /// does not answer for a virtual address, failed checks through this address do not count.
     pub fn take_serving(&self, serving: Serving) {
         self.serving.send_replace(Some(Arc::new(serving)));
     }
 
     /// Processes the number of consecutive unanswered connection attempts of clients that the
-    /// dataplane has counted, for each server. At the limit of the check (`passive`), the server is
-    /// checked at once, and one failed check marks it as down. The attempts alone do not, because
-    /// any client can cause unanswered attempts.
+    /// dataplane has counted, for each server. At the limit of the check (`passive`), a server that
+    /// is up is checked at once, but at most once per `fast_interval`. One failed check then marks
+    /// it as down. The attempts alone do not, because any client can cause unanswered attempts.
     pub fn take_unanswered(&mut self, counts: impl Iterator<Item = (Key, u32)>) {
         for (key, count) in counts {
             let Some(question) = self.questions.get(&key) else {
@@ -455,7 +458,7 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// The server's advice about its weight; no advice without a check.
+    /// The server's advice; no advice without a check.
     pub fn advice(&self, key: &Key) -> Advice {
         self.task(key).map_or(Advice::NONE, |task| task.advice)
     }
@@ -473,7 +476,7 @@ impl<P: Prober> Checks<P> {
     }
 
     /// The reason why checks on the path of clients fail, although the server's own address
-    /// answers; `None` if they do not fail.
+    /// answers; `None` if no such fault is known.
     pub fn client_path(&self, key: &Key) -> Option<Reason> {
         lock(&self.task(key)?.record).client_path()
     }
@@ -493,7 +496,7 @@ impl<P: Prober> Checks<P> {
         tasks.filter(|task| task.not_made.is_some()).count()
     }
 
-    /// Number of checks, independent of the number of services.
+    /// Number of distinct checks, which services can share.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
@@ -522,8 +525,8 @@ struct Runner<P> {
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     prompts: mpsc::Receiver<Prompt>,
-    /// Time until which successful checks have no effect, because clients got no answer; `None` if
-    /// they have an effect.
+    /// Time until which, at least, successful checks do not mark the server as up, because clients
+    /// got no answer.
     out_until: Option<Instant>,
     /// The reason why the check uses the server's own address for some time, and the end of this
     /// time.
@@ -695,9 +698,11 @@ impl<P: Prober> Runner<P> {
     }
 
     /// Makes the check on the path that `via` sets in the file. Without `via`, makes the check
-    /// through the service if that is possible. If this check fails, a check of the server's own
-    /// address decides whether the server is up. A server that is up, but fails on the path of
-    /// clients, becomes suspicious.
+    /// through the service if that is possible.
+    ///
+    /// If this check fails, the server is up if a check of its own address succeeds; the prober may
+    /// have made this second check already. A server that is up, but fails repeatedly on the path
+    /// of clients, becomes suspicious.
     async fn probe_path(&mut self) -> Result<Advice, ProbeError> {
         if !self.has_choice() {
             return self.prober.probe(&self.check).await;
@@ -758,8 +763,8 @@ impl<P: Prober> Runner<P> {
     }
 
     /// Records the reason why the check uses the server's own address, and the server's fault on
-    /// the path of clients. A fault remains while this director has the VIP, and cannot check this
-    /// path.
+    /// the path of clients, if it has occurred [`CLIENT_FAILURES`] times in a row. A fault remains
+    /// while this director has the VIP, and cannot check this path.
     fn note_path(&mut self, own_address: &str, fault: Option<Reason>) {
         let is_unchanged = !own_address.is_empty() && self.has_vip();
         let mut record = lock(&self.record);
@@ -802,8 +807,9 @@ impl<P: Prober> Runner<P> {
         serving.obstacle.clone()
     }
 
-    /// Processes the result of a check, and reports the state of the server if it has changed;
-    /// false if the receiver was dropped.
+    /// Processes the result of a check, and reports the server if its state, the reason or its
+    /// advice has changed; false if the receiver was dropped. A failed check that needs the VIP is
+    /// ignored while the dataplane does not answer for it.
     async fn take(&mut self, result: Result<Advice, ProbeError>) -> bool {
         let server = self.check.server;
         if result.is_err() && !self.has_way() {
@@ -844,8 +850,8 @@ impl<P: Prober> Runner<P> {
         !(news || unmade.long().is_some()) || self.report(reason, !good)
     }
 
-    /// Records that the check could not be made, and reports this from the third consecutive time
-    /// on; false if the receiver was dropped.
+    /// Records that the check could not be made. Reports this at the third consecutive time, and
+    /// then whenever the reason changes; false if the receiver was dropped.
     fn take_unmade(&mut self, reason: String) -> bool {
         let before = self.unmade.long();
         if self.unmade.count == 0 {
@@ -884,13 +890,13 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Whether the result of a check counts: a through-VIP check needs the VIP.
+    /// Whether a failed check counts: a check that the file sends through a service needs the VIP.
     fn has_way(&self) -> bool {
         !self.check.needs_vip() || self.has_vip()
     }
 
     /// Whether the dataplane answers for the virtual address of a through-VIP check; true for other
-    /// checks.
+    /// checks, and if this is not known.
     fn has_vip(&self) -> bool {
         let serving = self.serving.borrow();
         let vips = serving.as_ref().and_then(|serving| serving.vips.as_ref());
@@ -931,7 +937,8 @@ const OUT: Duration = Duration::from_secs(60);
 /// single one may have met a dataplane that was stopped for a moment.
 const CLIENT_FAILURES: u32 = 2;
 
-/// Time for which a check uses the server's own address after the dataplane has not forwarded it.
+/// Time for which a check uses the server's own address after it could not be made through the
+/// service within half of its timeout.
 const OWN_ADDRESS: Duration = Duration::from_secs(30);
 
 /// lvsd reports a check after this number of consecutive attempts that could not be made. A short
@@ -943,7 +950,7 @@ const NOT_MADE_MIN: u32 = 3;
 /// print a new reason each time.
 const REASONS_MAX: usize = 8;
 
-/// Returns a different number from 0 to 1 at each call. It need not be unpredictable.
+/// Returns a pseudo-random number, at least 0 and less than 1.
 fn fraction() -> f64 {
     let bits = RandomState::new().hash_one(0u8) >> 11;
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]

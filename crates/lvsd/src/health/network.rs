@@ -132,8 +132,8 @@ impl Prober for Network {
     }
 }
 
-/// Adds the fix of its code to a reason without a fix. Reasons of checks that run a program or read
-/// a file stay without a fix, and answers of an agent.
+/// Adds a fix to a reason without one, according to its code. A reason stays without a fix if its
+/// code has none, or if a program, a file or the answer of an agent is the source of the reason.
 fn with_fix(error: ProbeError, check: &Check) -> ProbeError {
     let (ip, reason) = match error {
         ProbeError::Server(reason) if reason.fix.is_empty() => (check.server.ip(), reason),
@@ -280,7 +280,8 @@ impl Network {
     }
 
     /// Returns the host that forwarded the server's reply to a through-VIP check that got no
-    /// answer. `None` for other checks, and if the dataplane reports no reply since `began`.
+    /// answer. `None` for other checks, and if the dataplane reports no forwarded reply since
+    /// `began`.
     async fn forwarder(&self, check: &Check, began: Instant) -> Option<Forwarder> {
         let (Some(pins), Some(_)) = (&self.pins, check.via) else {
             return None;

@@ -55,8 +55,8 @@ pub(super) async fn named(error: ProbeError, server: SocketAddr) -> ProbeError {
 }
 
 impl NextHop {
-    /// The next hop towards `server`; `None` if there is no route, or the kernel refuses to report
-    /// it.
+    /// The next hop towards `server`; `None` if it cannot be determined, for example without a
+    /// route.
     fn of(server: IpAddr) -> Option<Self> {
         let flags = SocketFlags::CLOEXEC;
         let kernel = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None).ok()?;
@@ -102,8 +102,8 @@ impl NextHop {
 }
 
 /// Requests the route to an address, or the entry of a neighbour, and returns the payload of the
-/// answer; `None` if the kernel answers with an error. `header`: the header of the request without
-/// its first byte, the family.
+/// answer; `None` without a valid answer. `header`: the header of the request, whose first byte
+/// (the family) is set here.
 fn ask(kernel: &OwnedFd, kind: u16, mut header: [u8; HEADER], address: IpAddr) -> Option<Vec<u8>> {
     let (family, address) = match address {
         IpAddr::V4(v4) => (AddressFamily::INET, v4.octets().to_vec()),

@@ -1,9 +1,9 @@
 //! Limits of concurrent probes: in total, for one target, and for targets that may not answer.
 //!
 //! A probe of an unreachable host keeps its permit for the whole timeout. So targets that are not
-//! up get at most half of all permits, and never delay the probes of good servers. The limit for
-//! each address prevents one host with many services from delaying the others. A probe that needs
-//! several descriptors counts as several.
+//! up get at most half of all permits: the rest stays for good servers. The limit for each address
+//! prevents one host with many services from delaying the others. A probe that needs several
+//! descriptors counts as several, except in the limit for its address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,6 +1,6 @@
-//! Requests of checks through a service to the dataplane: to send a connection to exactly one
-//! server (`server.pin`), whether it did so (`server.unpin`), and for the host that forwarded a
-//! reply (`server.return_path`).
+//! Requests to the dataplane for checks through a service. `server.pin` makes the dataplane send a
+//! connection to one server, `server.unpin` returns whether it did so, and `server.return_path`
+//! returns the host that forwarded a reply.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Longest time to wait for an answer of the dataplane.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum number of checks that wait for the dataplane.
+/// Maximum number of queued requests; further checks wait until the queue has room.
 const WAITING: usize = 1024;
 
 /// The reason why the result of a check does not concern its server.
@@ -100,8 +100,8 @@ impl Pins {
         }
     }
 
-    /// Queries the host that forwarded the latest reply of `server` to a check; `None` if no reply
-    /// arrived after `began`, or the dataplane does not answer.
+    /// Queries the host that forwarded the latest indirect reply of `server` to a check; `None` if
+    /// no such reply arrived after `began`, or the dataplane does not answer.
     pub(super) async fn forwarder(&self, server: IpAddr, began: Instant) -> Option<Forwarder> {
         let (answer, _) = self.ask(Call::ServerReturnPath { server }).await.ok()?;
         let path: ReturnPath = serde_json::from_value(answer).ok()?;

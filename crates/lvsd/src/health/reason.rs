@@ -15,7 +15,7 @@ pub enum Code {
     Refused,
     /// A filter rejected the packets, as an ICMP error shows.
     Filtered,
-    /// This host, or a router on the path, has no route to the server.
+    /// This host, or another host on the path, reports that the server cannot be reached.
     Unreachable,
     /// The next hop does not answer ARP or neighbour discovery.
     NextHop,

@@ -46,7 +46,7 @@ pub(super) struct Record {
     is_down: bool,
     /// Time at which the server last went down, in seconds after `begun`; `None` if it never did.
     last_fall: Option<u64>,
-    /// The reason of the check with which the server last went down.
+    /// The reason why the server last went down.
     fall_reason: String,
     falls: u64,
     down: u64,
@@ -189,7 +189,8 @@ impl Record {
         hour
     }
 
-    /// Adds the downtime until `now` to the hours in which it occurred.
+    /// Adds the downtime until `now` to the total, and to the hours of the last day in which it
+    /// occurred.
     fn count_downtime(&mut self, now: Instant) {
         let now = self.second(now);
         if !self.is_down {
@@ -233,7 +234,7 @@ fn end(class: usize) -> u64 {
     (5 + class % 4) << (octave - 2)
 }
 
-/// A percentile of the durations, rounded up by at most a quarter; 0 without checks.
+/// A percentile of the durations: the upper limit of its class in microseconds; 0 without checks.
 fn quantile(minutes: &[&Minute], percent: u64) -> u64 {
     let count = |class: usize| -> u64 {
         let minutes = minutes.iter();

@@ -4,7 +4,7 @@
 use std::fs;
 
 /// Returns the number of IPv4 packets that the filter has dropped since the start of the network
-/// namespace.
+/// namespace; 0 if the kernel does not report it.
 pub(super) fn dropped() -> u64 {
     let text = fs::read_to_string("/proc/net/netstat").unwrap_or_default();
     counter(&text, "TcpExt:").unwrap_or(0)

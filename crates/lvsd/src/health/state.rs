@@ -3,12 +3,12 @@
 /// The health of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// The server's checks succeed, or it has no check.
+    /// The server is up according to its checks, or has no check.
     Up,
     /// The server is down: its checks fail, or its clients get no answer (`passive = true`).
     Down,
-    /// The server has not been checked yet: its state in the dataplane stays unchanged, unless the
-    /// service has `start_down`.
+    /// The checks have not yet decided whether the server is up: its state in the dataplane stays
+    /// unchanged, unless the service has `start_down`.
     Unknown,
 }
 

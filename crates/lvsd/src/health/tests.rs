@@ -265,7 +265,7 @@ async fn server_whose_replies_rp_filter_of_this_host_drops_is_not_suspicious() {
     assert!(reports.try_recv().is_err(), "the server was reported down");
 }
 
-/// A flood fills the connection table, for example: the server is not at fault.
+/// The server is not at fault: for example, a flood has filled the connection table.
 #[tokio::test(start_paused = true)]
 async fn check_dropped_by_dataplane_uses_own_address_of_server() {
     let paths = Paths::default();

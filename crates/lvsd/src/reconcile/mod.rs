@@ -8,7 +8,7 @@
 //!   servers stay until a new one has passed its checks, or all new ones have failed.
 //! * A removed server is drained first: it gets no new connections, and is deleted after its last
 //!   active connection or at the end of the drain time.
-//! * Changes of health precede all other changes.
+//! * Changes of failed servers, and changes to weights above 0, precede all other changes.
 //! * The dataplane takes over a VIP after its services are added, and releases it before they are
 //!   deleted. Otherwise it would refuse clients that another director can serve.
 //! * Services of another owner are never changed.
@@ -164,9 +164,9 @@ pub struct Actual {
     pub services: Vec<ServiceInfo>,
     /// VIPs that the dataplane owns for lvsd.
     pub vips: BTreeSet<IpAddr>,
-    /// The dataplane's values of the desired sysctls that it supports.
+    /// The dataplane's sysctls; only read if lvsd sets, or has set, some of them.
     pub sysctls: Vec<(String, String)>,
-    /// Running synchronisation daemons of the dataplane.
+    /// Running synchronisation daemons of the dataplane; only read if lvsd manages them.
     pub daemons: Vec<SyncDaemon>,
     /// The dataplane's rules for marks.
     pub marks: Vec<String>,
@@ -381,8 +381,8 @@ struct OneService<'a> {
     desired: &'a DesiredService,
     overdue: &'a HashSet<(ServiceId, SocketAddr)>,
     plan: &'a mut Plan,
-    /// Weight changes, and changes of failed servers, of all services. They precede all other
-    /// changes.
+    /// Changes to weights above 0, and changes of failed servers, of all services. They precede all
+    /// other changes.
     urgent: &'a mut Vec<Call>,
     /// Removals of failed servers, or their change to weight 0. They follow the service's other
     /// urgent changes.

@@ -268,8 +268,8 @@ proptest! {
         }
     }
 
-    /// At any point of a plan, each service has at least as many usable servers as before or after
-    /// it, whichever is less.
+    /// Between the changes of a plan, each service has at least as many usable servers as before
+    /// the plan or after it, whichever is less.
     #[test]
     fn usable_servers_between_changes_are_never_fewer_than_before_and_after(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);

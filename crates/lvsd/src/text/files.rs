@@ -100,7 +100,7 @@ fn lines(text: &str) -> usize {
     1 + text.bytes().filter(|byte| *byte == b'\n').count()
 }
 
-/// Reads a file of at most `max` bytes.
+/// Reads a file of at most `max` bytes. A longer file is an error.
 pub(crate) fn read_at_most(file: File, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(max + 1).read_to_end(&mut bytes)?;

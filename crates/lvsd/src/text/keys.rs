@@ -255,7 +255,7 @@ impl Keys<'_> {
         Some(Some(strings))
     }
 
-    /// Reads an array of tables, each with the keys `known`.
+    /// Reads an array of tables, whose keys must be among `known`.
     pub(crate) fn tables<T>(
         &mut self,
         key: &str,
@@ -385,7 +385,7 @@ const RENAMED: [(&str, &str, &str); 30] = [
 const IPVS: &str = "write it below [sync.ipvs]";
 const PROCFS: &str = "write `lvs-run -- COMMAND` to start the program that reads these files: it reads /proc/net/ip_vs* of the dataplane; and remove this key";
 
-/// Reports a key that the table does not accept.
+/// An error about a key that the table does not accept, with a suggestion or the list of keys.
 pub(crate) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
     let finding =
         Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");

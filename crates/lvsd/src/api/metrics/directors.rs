@@ -1,4 +1,5 @@
-//! Metrics about other directors: synchronisation, VRRP, announced addresses, DNS and etcd.
+//! Metrics about the cooperation with other directors, and about the sources of servers and
+//! services.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The sorry server: below the quorum it replaces the other servers, and their state is unchanged.
+//! The sorry server, which replaces the other servers below the quorum.
 
 use std::collections::HashMap;
 

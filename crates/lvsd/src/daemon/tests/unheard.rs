@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// An address without a listener.
+/// The configuration of an etcd that does not answer.
 const CLUSTER: &str = "[cluster]\netcd = \"http://127.0.0.1:1\"\ndirector = \"d1\"\n";
 
 fn second() -> ServiceId {
@@ -11,7 +11,7 @@ fn second() -> ServiceId {
     }
 }
 
-/// Returns a dataplane with both services, whose lvsd has exited.
+/// Returns a dataplane with both services of [`TWO`], whose lvsd has exited.
 async fn left_behind() -> World {
     let daemon = Running::start(World::default(), Dead::default(), TWO);
     daemon.weights(&[("10.0.0.1:80", 1)]).await;

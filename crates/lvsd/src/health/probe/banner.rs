@@ -1,5 +1,4 @@
-//! `type = "banner"`, in tests only: a second kind of check, whose configuration is not only
-//! numbers.
+//! `type = "banner"`, in tests only: a kind of check whose configuration is a text.
 //!
 //! It sends nothing and waits for a first line that begins as expected.
 

@@ -192,7 +192,7 @@ pub(super) struct Answer {
     addresses: Vec<IpAddr>,
 }
 
-/// Parses an answer to `question`; `None` if the datagram answers another question.
+/// Parses an answer to `question`; `None` if the datagram is not an answer to it.
 pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'static str> {
     let (Some(head), Some(asked)) = (bytes.get(..12), question.get(12..)) else {
         return Err("with an incomplete header");

@@ -12,7 +12,7 @@ use crate::health::Weight;
 use crate::notify_command;
 use crate::text::{Diagnostic, Keys};
 
-/// Maximum length in bytes of a program's output that is reported as the reason.
+/// Maximum number of bytes of a program's output that lvsd keeps, for the reason of a failure.
 const OUTPUT_MAX: usize = 1024;
 
 /// A check that runs a program.
@@ -22,7 +22,7 @@ pub struct Exec {
     command: Vec<String>,
     /// Whether an exit code of 2 or more sets the weight to the code minus 2.
     dynamic: bool,
-    /// The user and the group that run the program.
+    /// The user and the group that run the program; without effect unless lvsd runs as root.
     user: Option<(u32, u32)>,
 }
 

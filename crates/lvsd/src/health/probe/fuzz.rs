@@ -1,4 +1,4 @@
-//! Passes answers of servers to every parser, for fuzzers.
+//! Passes answers of servers to the parsers of probes, for fuzzers.
 
 use std::net::{IpAddr, SocketAddr};
 

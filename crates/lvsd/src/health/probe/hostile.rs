@@ -108,7 +108,7 @@ pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> 
     .await
 }
 
-/// A server that sends `words` one byte at a time, a few a second.
+/// A server that sends `words` again and again, one byte every 20 milliseconds.
 pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         for byte in words.iter().cycle() {
@@ -142,8 +142,8 @@ pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Checks that a probe of a misbehaving server ends, at the latest at its timeout, and reports that
-/// the server is down.
+/// Checks that probes of misbehaving servers end, at the latest at their timeout, and report that
+/// the server is down. A probe may succeed if a complete answer is followed by random bytes.
 pub(crate) async fn survives(check: &str, words: &'static [u8]) {
     let quick = check.replace(" }", ", timeout = \"250ms\", interval = \"1s\" }");
     let random: &'static [u8] = &[
@@ -170,7 +170,7 @@ pub(crate) async fn survives(check: &str, words: &'static [u8]) {
     }
 }
 
-/// Reads the head and the body of a request.
+/// Reads the head and the body of a request; `None` if the connection ends before.
 pub(crate) async fn request_of(stream: &mut TcpStream) -> Option<(String, String)> {
     let mut text = Vec::new();
     loop {

@@ -258,8 +258,8 @@ impl Http {
         self.host.as_deref()
     }
 
-    /// Requests all pages, and follows their redirects. Each request has a separate connection,
-    /// which `open` makes.
+    /// Requests the pages one after another, and follows their redirects, until one fails. Each
+    /// request has a separate connection, which `open` makes.
     pub(super) async fn ask<S, F>(
         &self,
         scheme: &str,

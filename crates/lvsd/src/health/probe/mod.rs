@@ -228,8 +228,8 @@ impl Asked<'_> {
         Ok(stream)
     }
 
-    /// Converts the error of `socket`, which could not be connected to `target`. The result
-    /// contains the ICMP error that caused it, and the fix.
+    /// Converts the error of `socket`, which could not be connected to `target`. Adds the ICMP
+    /// error that caused it, and a fix, if they are known.
     fn unconnected(&self, error: &io::Error, socket: &impl AsFd, target: SocketAddr) -> ProbeError {
         let failed = self.failed(error, target);
         let ProbeError::Server(mut reason) = failed else {
@@ -332,9 +332,12 @@ fn connection(stream: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Returns the address and port for a check through the VIP `target`. The address is the one that
-/// this host has in the network of the VIP. Without one, it is the address that the kernel chooses,
-/// to which the servers may have another path.
+/// Returns the local address and port for a check through the VIP `target`. The address is the one
+/// that this host has in the network of the VIP. Without one, it is the address that the kernel
+/// chooses, to which the servers may have another path.
+///
+/// # Errors
+/// The VIP cannot be reached, or is an address of this host.
 async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
     let found = async {
         let socket = UdpSocket::bind(any(target)).await?;

@@ -40,8 +40,8 @@ struct MadeOf {
     ca: Option<Vec<u8>>,
     cert: Option<Vec<u8>>,
     key: Option<Secret>,
-    /// The name that the certificate must have, and that the client sends; `None` for the server's
-    /// address.
+    /// The server's name that the client sends and, with `ca`, that the certificate must contain;
+    /// `None` for the server's address.
     sni: Option<String>,
 }
 
@@ -228,7 +228,7 @@ impl Tls {
         })
     }
 
-    /// The name that the certificate of `server` must contain.
+    /// The name of `server` for the handshake.
     fn name(&self, server: SocketAddr) -> ServerName<'static> {
         let named = self.made_of.sni.clone();
         let named = named.and_then(|name| ServerName::try_from(name).ok());
@@ -313,7 +313,7 @@ fn is_refused(error: &io::Error) -> bool {
     inner == Some(&refused)
 }
 
-/// The invalid key, the reason and the fix.
+/// The configuration key with the invalid value, the reason and the fix.
 pub(crate) type Wrong = (&'static str, String, String);
 
 /// Creates the configuration of a client. With `curves`, it is for TLS 1.2 only, and also offers
@@ -574,7 +574,7 @@ mod tests {
         }
     }
 
-    /// Returns the result of a check without `ca` for a server with such a key.
+    /// Returns the result of a check without `ca` of a server that uses `key`.
     async fn met(key: Junk, version: &'static SupportedProtocolVersion) -> Result<(), ProbeError> {
         let provider = lenient(&provider().expect("this build has a TLS provider"));
         let config = ServerConfig::builder_with_provider(provider)

@@ -11,7 +11,7 @@ const PERCENT_MAX: u16 = 25_600;
 /// The content of a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parsed {
-    /// The server's reason for refusing connections; `None` if it accepts them.
+    /// The reason why the server is down; `None` if it is not.
     pub(super) down: Option<String>,
     /// The server's advice, from the other words.
     pub(super) advice: Advice,
