@@ -184,7 +184,8 @@ fn log_in(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Serves the second port of a session: only clients that have logged in at the first port.
+/// Serves the second port of a session. Answers `y` to a client that has logged in at this server,
+/// otherwise `n`.
 fn go_on(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let known = until(&mut reader, b'\n')? == name;
@@ -276,7 +277,8 @@ impl Use {
         Ok(())
     }
 
-    /// Repeats transactions until the measurement ends. `begin` creates the client.
+    /// Repeats transactions until the measurement ends, or one of them fails. `begin` creates the
+    /// client.
     fn fare<T: FnMut() -> Result<()>>(
         &self,
         name: &str,

@@ -150,7 +150,7 @@ impl Bed {
         self.purpose
     }
 
-    /// Id of the contender's process; `None` if the kernel forwards.
+    /// Id of the contender's process; `None` if the contender has no process.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Proc::pid)
     }
@@ -425,7 +425,7 @@ impl Bed {
     }
 
     /// Starts the dataplane with this backend, and adds the rules and timeouts by `lvsadm`. Uses
-    /// the programs in `dir`, or else those in the directory of this program.
+    /// the programs in `dir`, or else those that `programs::find` finds.
     fn start_dataplane(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
@@ -544,8 +544,8 @@ impl Bed {
         self.director.sh(&script).map(drop)
     }
 
-    /// Makes kernel threads receive from the director's interfaces on its CPU and, for TCP, from
-    /// those of client and server on theirs.
+    /// Makes kernel threads receive from the director's interfaces on the director's CPU. For TCP,
+    /// also from the interfaces of client and server, on the CPU of the endpoints.
     fn thread_receivers(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
         let mut of_director = Vec::new();

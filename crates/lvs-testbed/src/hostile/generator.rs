@@ -672,8 +672,8 @@ impl<'a> Generator<'a> {
         packet::repair(ip);
     }
 
-    /// Leaves the transport checksum to the device (partial checksum), like a sender on a virtual
-    /// link.
+    /// Leaves the transport checksum of a TCP or UDP packet to the device (partial checksum), like
+    /// a sender on a virtual link. Fragments and other packets stay unchanged.
     fn unfinish(&mut self, ip: &mut [u8], offload: &mut Offload) {
         let Some(parts) = oracle::parts(ip) else {
             return;

@@ -87,7 +87,7 @@ impl Traffic {
         self.send(note, side, ip)
     }
 
-    /// Sends a packet, which is sometimes damaged or truncated.
+    /// Sends a packet, which is sometimes changed, truncated or split into fragments.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
         // Answers of the host itself are not compared, so these packets are unchanged.
         let plain = note == "echo" || note == "answer of direct routing";
@@ -320,7 +320,7 @@ impl Traffic {
         ip
     }
 
-    /// Creates an ICMP error about a request, from a server or a router near it.
+    /// Creates an ICMP error about a request, from a server or another host on the servers' link.
     fn error_of_server(&mut self) -> Vec<u8> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
@@ -522,7 +522,8 @@ impl Traffic {
 
     // --- shapes ----------------------------------------------------------------------------------
 
-    /// Sets an IP identification, and mostly "don't fragment".
+    /// Sets the identification of an IPv4 packet, and in half of the calls "don't fragment". An
+    /// IPv6 packet stays unchanged.
     fn number(&mut self, ip: &mut [u8]) {
         self.id = self.id.wrapping_add(1);
         if ip[0] >> 4 == 4 {
