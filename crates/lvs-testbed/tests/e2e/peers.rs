@@ -15,7 +15,7 @@ use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_un
 use serde_json::Value;
 
 const KEY: &str = "0123456789abcdef0123456789abcdef";
-/// Addresses of the two directors.
+/// Address of the first director.
 const ONE: &str = "192.0.2.1";
 const TWO: &str = "192.0.2.2";
 

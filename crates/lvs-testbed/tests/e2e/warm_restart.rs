@@ -125,7 +125,7 @@ fn successor_takes_over_2_001_services_and_more_than_22_000_servers() -> Result<
     Ok(())
 }
 
-/// Exit statuses of curl: connection refused, and timeout.
+/// Exit status of curl if the connection is refused.
 const REFUSED: &str = "7";
 const SILENT: &str = "28";
 
