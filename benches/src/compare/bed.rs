@@ -584,7 +584,7 @@ impl Bed {
     }
 
     /// With direct routing and tunnels, adds a link over which the server sends replies to the
-    /// client past the director.
+    /// client past the director. With tunnels, also makes the server accept tunnel packets.
     fn answer_directly(&mut self, name: &str) -> Result<()> {
         if !self.answers_directly() {
             return Ok(());

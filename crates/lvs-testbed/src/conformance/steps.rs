@@ -388,8 +388,8 @@ pub(super) fn compare_counts(
     Ok(())
 }
 
-/// [`compare_counts`] for servers that are chosen at random: the order must be equal, with `sums`
-/// also the sums, and the shares must fit the same distribution.
+/// [`compare_counts`] for servers that are chosen at random. The order must be equal. With `sums`,
+/// the sums must also be equal, and the shares must fit the same distribution.
 fn compare_random_counts(
     bed: &Bed,
     key: &ServiceKey,

@@ -170,7 +170,8 @@ impl<'a> Generator<'a> {
             .pick(&[Side::Clients, Side::Servers, Side::Host])
     }
 
-    /// Adds the Ethernet header. Offsets in `offload` count from the IP header.
+    /// Adds an Ethernet header, unless the host sends the packet. Offsets in `offload` count from
+    /// the IP header.
     fn shot(&mut self, from: Side, ip: &[u8], mut offload: Offload) -> Shot {
         let bytes = match from {
             Side::Host => ip.to_vec(),
