@@ -426,7 +426,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// Number of connections in a director's table that it received from its peer.
+    /// Number of connections in a director's table that the director received from its peer.
     fn borrowed(&self, index: usize) -> Option<u64> {
         let reported = self
             .site

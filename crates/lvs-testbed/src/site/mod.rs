@@ -509,8 +509,8 @@ impl Site {
             .context("the site has no standby director")
     }
 
-    /// Disconnects the links of the first director. Otherwise its host would answer packets to its
-    /// addresses with resets after the dataplane has exited.
+    /// Sets the links of the first director down. Otherwise the director's host would answer
+    /// packets to the director's addresses with resets after the dataplane has exited.
     ///
     /// # Errors
     ///

@@ -401,8 +401,8 @@ fn dead_server_has_one_code_until_it_answers() -> Result<()> {
     director.end()
 }
 
-/// Direct routing with two arms: the director receives replies to its own packets on another
-/// interface than the one towards the VIP.
+/// Direct routing with two arms: the interface on which the director receives replies to its own
+/// packets is not the interface towards the VIP.
 #[test]
 fn faults_of_direct_routing_services_are_reported_until_repaired() -> Result<()> {
     let site = site("pagedr", Forward::Dr, Topology::TwoArm, 2)?;

@@ -450,7 +450,7 @@ impl Dialogue {
     }
 }
 
-/// Whether a step is a client's SYN for a control connection. If it would replace a tracked
+/// Whether a step is a client's SYN for a control connection. If the SYN would replace a tracked
 /// connection, the kernel drops it, but the dataplane opens the new connection at once.
 pub(in super::super) fn opens_control(step: &Value) -> bool {
     step.maybe_text("note").is_some_and(|note| {

@@ -617,8 +617,8 @@ impl Traffic {
 
     /// Splits a packet into fragments. Some sequences are in another order, or have a duplicate or
     /// missing fragment. With `df`, some fragments of a packet with "don't fragment" also have the
-    /// flag; only requests use this. Returns packets that are short, or have IPv4 options or some
-    /// IPv6 extension headers, whole.
+    /// flag; only requests use this. Some packets are returned whole: short packets, and packets
+    /// with IPv4 options or some IPv6 extension headers.
     fn fragments(&mut self, ip: &[u8], df: bool) -> Vec<Vec<u8>> {
         let six = ip[0] >> 4 == 6;
         let header = if six { 40 } else { 20 };
