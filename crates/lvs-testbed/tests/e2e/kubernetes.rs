@@ -1056,7 +1056,8 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
     })
 }
 
-/// Assigns addresses until the pool is exhausted; an invalid annotation changes nothing.
+/// Assigns addresses until the pool is exhausted. Checks that the API server refuses other requests
+/// of directors, and that an invalid annotation changes nothing.
 fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     let path = format!("{SERVICES}?dryRun=All");
     bed.ask("POST", &path, "application/yaml", Some(SERVICE))?;

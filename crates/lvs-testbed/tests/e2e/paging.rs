@@ -158,8 +158,8 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Returns the sorted faults of a status: code, and faulty server or host. `flapping` is omitted,
-/// because a server may fail three times in one test.
+/// Returns the sorted faults of a status: a code, and the faulty object, such as a server or an
+/// interface. `flapping` is omitted, because a server may fail three times in one test.
 fn named(status: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut all = Vec::new();

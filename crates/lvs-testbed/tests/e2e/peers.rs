@@ -79,6 +79,7 @@ fn number(site: &Site, director: &Host, name: &str) -> u64 {
 }
 
 /// Moves the VIPs, and the local addresses to which servers reply, from one director to another.
+/// Flushes the neighbour tables of the servers, the client and the router.
 fn hand_over(site: &Site, from: &Host, to: &Host) -> Result<()> {
     let (vip, vip6) = (site.vip, site.vip6);
     let addresses = |verb: &str| {
