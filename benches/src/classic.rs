@@ -213,7 +213,7 @@ fn until(reader: &mut impl BufRead, end: u8) -> Result<String> {
     Ok(String::from_utf8(text)?)
 }
 
-/// Returns the ports of a range in turn, so that a port is reused as late as possible.
+/// Returns the next port of a range, so that a port is reused as late as possible.
 fn next_port(range: &RangeInclusive<u16>) -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let count = range.end() - range.start() + 1;

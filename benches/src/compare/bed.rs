@@ -574,7 +574,8 @@ impl Bed {
         Ok(host)
     }
 
-    /// Makes a kernel thread receive from a new interface of a client or server, on their CPU.
+    /// Makes a kernel thread receive from a new interface of a client or server, on the CPU of the
+    /// endpoints.
     pub(crate) fn receive_in_thread(&self, host: &Host, device: &str) -> Result<()> {
         thread_receiver(host, device, ENDPOINTS)
     }
@@ -690,7 +691,7 @@ fn kernel_thread(prefix: &str) -> Option<u32> {
 }
 
 /// Returns a command that drops all packets of a device after its packet sockets have received
-/// them. Classic BPF needs no compiler: 2 is `TC_ACT_SHOT`, -1 continues.
+/// them. Classic BPF needs no compiler; 2 is `TC_ACT_SHOT`.
 fn drop_all(device: &str) -> String {
     format!(
         "tc qdisc add dev {device} clsact\ntc filter add dev {device} ingress bpf da bytecode '1,6 0 0 2,'\n"

@@ -28,8 +28,8 @@ pub(super) struct Flood {
 const OPENING: u32 = 150_000;
 /// Rate in packets per second at which connections are opened first, with [`Place::OneCore`].
 const OPENING_ONE_CORE: u32 = 60_000;
-/// The lowest rate, in packets per second, to which losses reduce the rate at which connections are
-/// opened.
+/// The rate at which connections are opened is halved after losses, until it is at most this number
+/// of packets per second.
 const OPENING_LEAST: u32 = 10_000;
 /// Number of packets in the check.
 const CHECKED: u64 = 16_384;

@@ -130,7 +130,7 @@ trait Experiment: Sync {
     fn at_once(&self) -> usize {
         1
     }
-    /// Hosts for a peer.
+    /// Creates the hosts for a peer.
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
         usual_bed(peer, yardsticks)
     }

@@ -167,8 +167,8 @@ impl Bed {
         )
     }
 
-    /// Starts the API server with an account of an administrator, and with one of the directors,
-    /// who authenticate with `token`.
+    /// Starts the API server, and waits until it answers. It has an account of an administrator,
+    /// and an account of the directors, which authenticate with `token`.
     fn start_api_server(&mut self, token: &str) -> Result<()> {
         let program = std::env::var("LVS_KUBE_APISERVER").context(
             "LVS_KUBE_APISERVER is not set to an API server; run `make test-kubernetes`",

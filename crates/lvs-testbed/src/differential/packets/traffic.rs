@@ -370,7 +370,7 @@ impl Traffic {
         error
     }
 
-    /// Creates an ICMP error about a packet of no connection.
+    /// Creates an ICMP error about a packet from a client to a host that is not a server.
     fn error_in_transit(&mut self) -> Vec<u8> {
         let client = self.client();
         let other = SocketAddr::new(self.scene.bystander, 53);
