@@ -1,5 +1,6 @@
 //! A killed dataplane: its successor in the same network namespace takes over its state, a
-//! dataplane in another namespace does not, and packets are dropped while no dataplane runs.
+//! dataplane in another namespace does not, and the host does not answer on ports of services while
+//! no dataplane runs.
 
 use crate::common;
 
