@@ -184,7 +184,8 @@ fn log_in(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Serves the second port of a session: only clients that have logged in at the first port.
+/// Serves the second port of a session. Answers `y` to a client that has logged in at this server,
+/// otherwise `n`.
 fn go_on(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let known = until(&mut reader, b'\n')? == name;
@@ -212,7 +213,7 @@ fn until(reader: &mut impl BufRead, end: u8) -> Result<String> {
     Ok(String::from_utf8(text)?)
 }
 
-/// Returns the ports of a range in turn, so that a port is reused as late as possible.
+/// Returns the next port of a range, so that a port is reused as late as possible.
 fn next_port(range: &RangeInclusive<u16>) -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let count = range.end() - range.start() + 1;
@@ -276,7 +277,8 @@ impl Use {
         Ok(())
     }
 
-    /// Repeats transactions until the measurement ends. `begin` creates the client.
+    /// Repeats transactions until the measurement ends, or one of them fails. `begin` creates the
+    /// client.
     fn fare<T: FnMut() -> Result<()>>(
         &self,
         name: &str,

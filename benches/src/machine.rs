@@ -214,8 +214,8 @@ impl Snapshot {
     }
 
     /// CPU time in nanoseconds, by process id, of the root processes and of all their descendants.
-    /// The time of a process includes that of exited descendants for which their parents have
-    /// waited.
+    /// The time of a process includes the time of exited descendants whose parents have waited for
+    /// them.
     fn by_process(&self, roots: &[u32]) -> HashMap<u32, u64> {
         let mut used = HashMap::new();
         for process in roots.iter().flat_map(|root| self.descendants(*root)) {
@@ -250,7 +250,7 @@ impl Snapshot {
 pub struct Used {
     /// Seconds between the two snapshots, by the wall clock.
     pub seconds: f64,
-    /// CPU time of the director's process, and of those that it has started.
+    /// CPU time of the director's process and of its descendants.
     pub process: f64,
     /// CPU time of the threads that receive on the director's interfaces. If there are none, the
     /// sender's process does this work.

@@ -374,8 +374,8 @@ fn fold(mut sum: u32) -> u16 {
     u16::try_from(sum).unwrap_or(0)
 }
 
-/// Returns a TCP segment of 64 bytes, whose checksum fields contain the sums of all fields except
-/// the client's address and port.
+/// Returns an Ethernet frame of 64 bytes with a TCP segment. The checksum fields contain the sums
+/// of all fields except the client's address and port.
 fn template(other: Ipv4Addr, reply: bool) -> [u8; 64] {
     let mut frame = [0; 64];
     frame[..6].copy_from_slice(&OWN_MAC.0);
@@ -404,7 +404,7 @@ fn template(other: Ipv4Addr, reply: bool) -> [u8; 64] {
     frame
 }
 
-/// A complete segment to the service: 64 bytes.
+/// A complete Ethernet frame with a segment to the service: 64 bytes.
 #[must_use]
 pub fn example() -> Vec<u8> {
     let template = template(VIP, false);

@@ -79,7 +79,7 @@ impl Publishing {
         })
     }
 
-    /// Measures the offloading of a connection, in nanoseconds.
+    /// Measures the mean time to offload a connection, over 100,000 connections, in nanoseconds.
     pub fn publish(&mut self) -> f64 {
         self.epoch = self.epoch % 1000 + 1;
         let start = std::time::Instant::now();

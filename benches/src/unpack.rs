@@ -37,8 +37,8 @@ const HEADER: i32 = 20;
 const IPV4: i32 = 0x0800_u16.to_be() as i32;
 /// `BPF_ADJ_ROOM_MAC`: adjusts the room between the Ethernet and the IP header.
 const BEHIND_ETHERNET: i32 = 1;
-/// `BPF_F_ADJ_ROOM_FIXED_GSO` and `BPF_F_ADJ_ROOM_DECAP_L3_IPV4`: the length of segments is
-/// unchanged.
+/// `BPF_F_ADJ_ROOM_FIXED_GSO` and `BPF_F_ADJ_ROOM_DECAP_L3_IPV4`: the removed bytes are an outer
+/// header of IPv4, and the length of segments is unchanged.
 const FLAGS: i32 = 1 | 1 << 7;
 const LOAD_BYTES: i32 = 26;
 const ADJUST_ROOM: i32 = 50;

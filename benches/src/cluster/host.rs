@@ -14,7 +14,8 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Maximum number of bytes that a host prints for one step. Its histogram has up to 100,000 lines.
+/// Maximum number of bytes that a host prints for one step. The histogram of httperf has up to
+/// 100,000 lines.
 const MOST_PRINTED: usize = 4 << 20;
 /// Maximum length of a line, in bytes.
 const MOST_LINE: usize = 4096;

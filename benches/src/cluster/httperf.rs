@@ -12,10 +12,10 @@ pub struct Figures {
     pub connections: u64,
     /// Number of replies, of any status.
     pub replies: u64,
-    /// Successful replies a second: those with a status of 2xx.
+    /// Replies a second with a status of 2xx.
     pub rate: f64,
-    /// Errors and replies of 4xx and 5xx, in percent of the connections, including those that could
-    /// not be started.
+    /// Errors and replies of 4xx and 5xx, in percent of the connections. Connections that could not
+    /// be started are included.
     pub error_percent: f64,
     /// Mean time in milliseconds from a request to the first byte of its reply; `None` without
     /// replies.
@@ -208,8 +208,8 @@ impl Figures {
         self.lifetime = self.percentiles();
     }
 
-    /// Computes the percentiles of the connection times. `None` if the histogram does not contain
-    /// all replies.
+    /// Computes the percentiles of the connection times. `None` if the histogram is empty, or does
+    /// not contain all replies.
     fn percentiles(&self) -> Option<Lifetime> {
         let all: u64 = self.histogram.values().sum();
         if all == 0 || all < self.replies {

@@ -329,7 +329,8 @@ struct Printed<'a> {
 }
 
 impl Options {
-    /// Runs a step at each rate, and prints the results.
+    /// Runs a step at each rate until the limit of `--stop-at-errors` is reached, and prints the
+    /// results.
     ///
     /// # Errors
     ///

@@ -150,7 +150,7 @@ impl Bed {
         self.purpose
     }
 
-    /// Id of the contender's process; `None` if the kernel forwards.
+    /// Id of the contender's process; `None` if the contender has no process.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Proc::pid)
     }
@@ -425,7 +425,7 @@ impl Bed {
     }
 
     /// Starts the dataplane with this backend, and adds the rules and timeouts by `lvsadm`. Uses
-    /// the programs in `dir`, or else those in the directory of this program.
+    /// the programs in `dir`, or else those that `programs::find` finds.
     fn start_dataplane(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
@@ -544,8 +544,8 @@ impl Bed {
         self.director.sh(&script).map(drop)
     }
 
-    /// Makes kernel threads receive from the director's interfaces on its CPU and, for TCP, from
-    /// those of client and server on theirs.
+    /// Makes kernel threads receive from the director's interfaces on the director's CPU. For TCP,
+    /// also from the interfaces of client and server, on the CPU of the endpoints.
     fn thread_receivers(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
         let mut of_director = Vec::new();
@@ -574,7 +574,8 @@ impl Bed {
         Ok(host)
     }
 
-    /// Makes a kernel thread receive from a new interface of a client or server, on their CPU.
+    /// Makes a kernel thread receive from a new interface of a client or server, on the CPU of the
+    /// endpoints.
     pub(crate) fn receive_in_thread(&self, host: &Host, device: &str) -> Result<()> {
         thread_receiver(host, device, ENDPOINTS)
     }
@@ -584,7 +585,7 @@ impl Bed {
     }
 
     /// With direct routing and tunnels, adds a link over which the server sends replies to the
-    /// client past the director.
+    /// client past the director. With tunnels, also makes the server accept tunnel packets.
     fn answer_directly(&mut self, name: &str) -> Result<()> {
         if !self.answers_directly() {
             return Ok(());
@@ -690,7 +691,7 @@ fn kernel_thread(prefix: &str) -> Option<u32> {
 }
 
 /// Returns a command that drops all packets of a device after its packet sockets have received
-/// them. Classic BPF needs no compiler: 2 is `TC_ACT_SHOT`, -1 continues.
+/// them. Classic BPF needs no compiler; 2 is `TC_ACT_SHOT`.
 fn drop_all(device: &str) -> String {
     format!(
         "tc qdisc add dev {device} clsact\ntc filter add dev {device} ingress bpf da bytecode '1,6 0 0 2,'\n"

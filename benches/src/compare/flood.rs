@@ -28,8 +28,8 @@ pub(super) struct Flood {
 const OPENING: u32 = 150_000;
 /// Rate in packets per second at which connections are opened first, with [`Place::OneCore`].
 const OPENING_ONE_CORE: u32 = 60_000;
-/// The lowest rate, in packets per second, to which losses reduce the rate at which connections are
-/// opened.
+/// The rate at which connections are opened is halved after losses, until it is at most this number
+/// of packets per second.
 const OPENING_LEAST: u32 = 10_000;
 /// Number of packets in the check.
 const CHECKED: u64 = 16_384;
@@ -101,8 +101,8 @@ impl Flood {
         }
     }
 
-    /// Opens the flood's connections, and checks that packets of these connections arrive complete,
-    /// unchanged and in order.
+    /// Opens the flood's connections, and checks that packets of some of these connections arrive
+    /// complete, unchanged and in order.
     pub(super) fn prepare(self, bed: &mut Bed, yardsticks: &Yardsticks) -> Result<()> {
         bed.resume()?;
         let forward = Self {
@@ -217,7 +217,8 @@ impl Flood {
         Ok(())
     }
 
-    /// Measures how many packets per second are forwarded.
+    /// Measures the forwarded packets per second, and the CPU time for each packet. With the kernel
+    /// fast path, fails if it has forwarded less than 99 % of the packets.
     pub(super) fn measure(
         self,
         bed: &mut Bed,

@@ -1,5 +1,5 @@
-//! `lvs-bench compare`: the dataplane, a null forwarder, the kernel and other programs, in the same
-//! run.
+//! `lvs-bench compare`: measures the dataplane, forwarders without decisions, the kernel and other
+//! programs in the same run.
 
 pub(crate) mod bed;
 pub(crate) mod contender;
@@ -181,7 +181,8 @@ impl Options {
         Ok(())
     }
 
-    /// Returns the groups with only the requested rows, and only the jobs that these rows need.
+    /// Returns the groups with only the requested rows, or with the default rows if none is
+    /// requested, and only the jobs that these rows need.
     ///
     /// # Errors
     ///

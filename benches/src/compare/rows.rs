@@ -44,7 +44,7 @@ pub(super) enum Memory {
     Footprint(u32),
     /// Nanoseconds to offload a connection to the kernel fast path.
     Publish,
-    /// Nanoseconds of one `bpf_map_update_elem` call.
+    /// Mean nanoseconds of a `bpf_map_update_elem` call.
     MapUpdate,
     /// CPU time of an idle dataplane with this number of connections, as a share of a core.
     IdleCpu(u32),
@@ -146,7 +146,7 @@ pub(super) enum Against {
     /// The best of these measurements, by median.
     Best(Vec<String>),
     One(String),
-    /// The first measurement. The value of the second one, which is that of the link alone, is
+    /// The first measurement. The value of the second measurement, with the link alone, is
     /// subtracted from both compared values.
     Added(String, String),
     /// A published or chosen figure, and its description in the table.

@@ -336,8 +336,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Measures the round trips of all contenders in turns: those during a flood if `loaded`, and
-    /// those without other load otherwise.
+    /// Measures the round trips of all contenders in turns: during a flood if `loaded`, otherwise
+    /// without other load.
     fn measure_trips(&mut self, loaded: bool) {
         let pinged = self.pinged.clone();
         for _ in 0..TURNS {

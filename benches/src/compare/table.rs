@@ -109,7 +109,7 @@ const FAST_PATH: Contender = Contender::FastPath(Method::Nat);
 
 impl Group {
     /// Compares NAT by the kernel fast path with routing, with nftables, and with the dataplane in
-    /// userspace.
+    /// userspace, and NAT by XDP with routing.
     fn nat_fast_path(&mut self, flows: u32, text: &str, short: &str, bounds: [f64; 3]) {
         let bits = if flows > 100_000 {
             OWN_CLIENTS

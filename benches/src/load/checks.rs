@@ -1,5 +1,5 @@
-//! Measures the delay of health checks: of a given number per second for servers that answer, while
-//! other servers are unreachable.
+//! Measures the delay of health checks: a given number of checks per second of servers that answer,
+//! while other servers are unreachable.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

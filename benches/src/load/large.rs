@@ -69,7 +69,7 @@ pub(super) fn prepare(site: &Site) -> Result<Proc> {
     Ok(server)
 }
 
-/// Opens `count` connections through the director, and prints their number.
+/// Adds the services, opens `count` connections through the director, and prints their number.
 pub(super) fn open(site: &Site, count: u32) -> Result<()> {
     site.add_service(PORT, "rr")?;
     site.add_service_weighted("-u", PORT, "rr", &[1])?;

@@ -31,8 +31,8 @@ fn memory(pid: u32) -> Result<(u64, u64)> {
     Ok((kib("VmRSS:")?, kib("VmHWM:")?))
 }
 
-/// Lists all connections. Returns the seconds to the first one and to the end, the number of
-/// connections, and the peak memory in KiB.
+/// Lists all connections. Returns the seconds until the first connection and until the end, the
+/// number of connections, and the peak memory of `lvsadm` in KiB.
 fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
     let start = Instant::now();
     let mut child = site

@@ -88,7 +88,8 @@ fn load(path: &Path) -> Result<Document> {
     }
 }
 
-/// Compares the plots that both reports have. The keys are `EXPERIMENT-PLOT`, as on the page.
+/// Compares the plots of two reports. Omits plots that have measurements in neither report. The
+/// keys are `EXPERIMENT-PLOT`, as on the page.
 fn compare(first: &Document, second: &Document, margin: f64) -> BTreeMap<String, Beside> {
     let mut plots = BTreeMap::new();
     for experiment in EXPERIMENTS {

@@ -115,7 +115,7 @@ impl Document {
         Ok(document)
     }
 
-    /// Writes JSON and CSV. An interruption leaves the old files unchanged.
+    /// Writes JSON and CSV, each file completely or not at all.
     pub(super) fn save(&self, directory: &Path) -> Result<()> {
         write(
             &directory.join("report.json"),

@@ -109,8 +109,8 @@ trait Experiment: Sync {
     fn title(&self) -> &'static str;
     /// A description of the method.
     fn what(&self) -> &'static str;
-    /// Programs that the experiment needs in addition to those of this project and of the peers. A
-    /// peer is not measured if one of its programs is missing.
+    /// Programs that the experiment needs in addition to those of this project and of the peers. If
+    /// one of them is missing, nothing is measured.
     fn programs(&self) -> &'static [&'static str] {
         &[]
     }
@@ -130,7 +130,7 @@ trait Experiment: Sync {
     fn at_once(&self) -> usize {
         1
     }
-    /// Hosts for a peer.
+    /// Creates the hosts for a peer.
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
         usual_bed(peer, yardsticks)
     }
@@ -221,9 +221,9 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// If an experiment or peer is unknown, if a program is missing, if the machine is busy,
-    /// without the rights to create hosts, or if the user interrupts the program. For existing
-    /// reports: if they cannot be read, or do not agree.
+    /// If an experiment or peer is unknown, a program is missing, the machine is busy, this process
+    /// does not run as root, or the user interrupts the program. For existing reports: if they
+    /// cannot be read, or do not agree.
     pub fn run(&self) -> Result<()> {
         match &self.instead {
             Some(Instead::Draw { directory }) => {

@@ -55,8 +55,8 @@ const REACHED: f64 = 0.97;
 
 /// The labels of bars, one for each peer.
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// Labels of the peers whose dataplane shares its core with the receiving kernel thread, and of
-/// those whose dataplane does not.
+/// Labels of bars: the dataplane shares its core with the receiving kernel thread (`shared`), or
+/// does not (`apart`).
 const PLACES: [&str; 6] = [
     "lvs-nat shared",
     "lvs-nat apart",
@@ -450,7 +450,8 @@ impl Orourke {
         }
     }
 
-    /// Adds a sentence with the number of servers that one core of the director can serve.
+    /// Adds a sentence for each peer with the number of servers that one core of the director can
+    /// serve.
     fn say_cost(&self, document: &Document, sentences: &mut Vec<String>) {
         for peer in &NAMES {
             let Some(cost) = self.of(document, COST, peer, bar(&NAMES, peer)) else {

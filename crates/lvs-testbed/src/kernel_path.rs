@@ -42,7 +42,7 @@ impl AddAssign for Forwarded {
     }
 }
 
-/// Whether a frame is longer than the length in its IP header.
+/// Whether the length of a frame differs from the length in its IP header.
 fn is_padded(frame: &[u8]) -> bool {
     let word = |at: usize| match frame.get(at..at + 2) {
         Some(&[high, low]) => usize::from(high) << 8 | usize::from(low),
@@ -309,8 +309,8 @@ pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
     output
 }
 
-/// Clears the IP identification of a frame, because each packet path has its own counter for
-/// identifications.
+/// Clears the IP identification of fragments, and of IPv4 packets without "don't fragment": each
+/// packet path has its own counter for identifications.
 pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     // A packet without "don't fragment", or a fragment with this flag.

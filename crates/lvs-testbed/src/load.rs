@@ -161,8 +161,9 @@ impl LoadReport {
 }
 
 impl Host {
-    /// Runs the requests from this host. If their number is limited, each uses a local port of its
-    /// own: the kernel would soon reuse a port for which the director still has a connection.
+    /// Runs the requests from this host. If the number of requests is limited, each request uses
+    /// another local port: the kernel would soon reuse a port for which the director still has a
+    /// connection.
     ///
     /// # Errors
     ///

@@ -1,8 +1,7 @@
 //! A strict parser of OpenMetrics 1.0.0, for tests of exported pages.
 //!
-//! It refuses input that `prometheus_client` refuses although Prometheus accepts it: duplicate
-//! samples, split or repeated families, samples without a family, wrong suffixes, a missing `#
-//! EOF`.
+//! It refuses input that `prometheus_client` refuses although Prometheus accepts it, such as
+//! duplicate samples, split or repeated families, or a missing `# EOF`.
 
 use std::collections::{BTreeMap, HashSet};
 

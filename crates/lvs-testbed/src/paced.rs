@@ -152,7 +152,7 @@ fn send(rate: u64, downloads: &Receiver<Download>) {
     }
 }
 
-/// Sends the due bytes of a download; returns whether more remain.
+/// Sends the due bytes of a download. Returns false if the download is complete or has failed.
 fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     let due = due(download.begun.elapsed(), rate, download.size);
     while download.sent < due {

@@ -52,7 +52,8 @@ pub fn repair(ip: &mut [u8]) {
     }
 }
 
-/// Sets the length fields of an IP header to the packet's length.
+/// Sets the length field of an IP header to the packet's length, and corrects the checksum of an
+/// IPv4 header. A packet of less than 20 bytes stays unchanged.
 pub fn relength(ip: &mut [u8]) {
     let len = ip.len();
     if len < 20 {

@@ -1,4 +1,4 @@
-//! The programs on the real servers: nginx, iperf3 and dnsmasq.
+//! The programs on the real servers, such as nginx, iperf3 and dnsmasq.
 
 use std::fmt::Write as _;
 use std::fs;

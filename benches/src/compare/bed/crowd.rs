@@ -40,7 +40,8 @@ fn answer_mac(server: usize) -> String {
 
 impl Bed {
     /// Replaces the single client and the single server by several, in `clients` and `servers`.
-    /// With direct routing and tunnels, each server sends replies over a separate link.
+    /// With direct routing and tunnels, each server sends replies over a separate link. With
+    /// tunnels, each server also unpacks tunnel packets.
     pub(crate) fn spread(&mut self, clients: usize, servers: usize) -> Result<()> {
         let names = |what: &str, count: usize| -> Vec<String> {
             (1..=count)

@@ -1,5 +1,5 @@
-//! Mack, "Building a LVS", 2000: NetPIPE through each forwarding method; and files by HTTP, links
-//! and services.
+//! Mack, "Building a LVS", 2000: NetPIPE through each forwarding method, and further experiments,
+//! such as files by HTTP.
 
 mod files;
 mod links;
@@ -56,7 +56,7 @@ const PEERS: [Peer; 14] = peers::named([
     "ip_vs tunnel",
 ]);
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// The peers between client and server.
+/// The names of all peers except the first, which has no director.
 const BARS: &[&str] = NAMES.split_at(1).1;
 
 impl Experiment for Mack {

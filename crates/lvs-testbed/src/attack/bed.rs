@@ -258,7 +258,7 @@ impl Bed {
         Ok(rounds)
     }
 
-    /// Repeats the attack, at most 30 times, until one of its drop counters is above 0. An attack
+    /// Runs the attack until one of its drop counters is above 0, at most 30 times. An attack
     /// without drop counters runs once. Returns the number of sent frames. On a busy machine, one
     /// run may send too few frames to reach the director's limit.
     fn strike_until_counted(&self, attack: &Attack, time: Duration, rate: u64) -> Result<u64> {

@@ -292,8 +292,8 @@ impl Outcome {
         self.peak_kb.saturating_sub(self.idle_kb) / 1024
     }
 
-    /// Checks the bounds that do not depend on the speed of the machine: memory, counters, content
-    /// of answers, lost packets.
+    /// Checks the bounds that do not depend on the speed of the machine, for example memory,
+    /// counters and content of answers.
     ///
     /// # Errors
     ///

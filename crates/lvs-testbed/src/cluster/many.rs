@@ -1,5 +1,4 @@
-//! Three active directors behind a router with BIRD, under load, while one is in maintenance,
-//! fails, or is disconnected from its peers.
+//! Three active directors behind a router with BIRD, under load, during failures and maintenance.
 //!
 //! The directors use the files of `examples/many-directors`.
 
@@ -691,7 +690,8 @@ impl Director {
     }
 }
 
-/// Whether the director of this number is a next hop in `route`.
+/// Whether the director of this number is a next hop in `route`, a line of `ip route` or of `ip
+/// monitor`. False for a deleted route.
 fn uses(route: &str, number: usize) -> bool {
     let via = [
         format!("via 192.0.2.{number} "),

@@ -1,6 +1,5 @@
-//! `lvs-testbed cluster`: directors under load while one of them fails, restarts, is in maintenance
-//! or is disconnected from its peers. [`pair`] has two directors with keepalived, [`many`] three
-//! behind a router with BIRD.
+//! `lvs-testbed cluster`: directors under load during failures and maintenance. [`pair`] has two
+//! directors with keepalived, [`many`] three behind a router with BIRD.
 //!
 //! The directors use the files of `examples`. Clients download at a [constant rate](crate::paced),
 //! compare each byte, and measure the longest pause.
@@ -369,7 +368,8 @@ fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeM
     lost
 }
 
-/// The faulty servers in `lvsd status` of a director, with their codes.
+/// One line for each server with a fault in `lvsd status` of a director, with the code and the
+/// reason of the fault.
 fn blamed(director: &Host) -> Result<Vec<String>> {
     let reported = director.run(programs::find("lvsd")?, &["status", "--json"])?;
     let reported: Value = serde_json::from_str(&reported)?;
@@ -408,8 +408,8 @@ fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     wait_until("all directors to be in sync", LIMIT, all)
 }
 
-/// Waits until `lvsadm sync` on a director prints `words` in the lines of `peer`; returns the
-/// output.
+/// Waits until `lvsadm sync` on a director prints `words` in the lines of `peer`. Returns the
+/// director's name and these lines.
 fn wait_reported(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
     let mut reported = String::new();
     wait_until("lvsadm sync to report the lost connection", LIMIT, || {

@@ -1,5 +1,4 @@
-//! Two directors with keepalived, under load, while one fails, restarts or is in maintenance, or
-//! both are disconnected from each other.
+//! Two directors with keepalived, under load, during failures and maintenance.
 //!
 //! With NAT, they use `examples/two-directors.toml`. For comparison, HAProxy can replace the
 //! directors.
@@ -254,8 +253,8 @@ impl Lab {
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
     }
 
-    /// The configuration file for two networks, which is the example's. If the configuration has
-    /// IPv6 addresses, the file also contains the servers' IPv6 gateway.
+    /// The example's configuration file for two networks, with the address of `peer`. If the
+    /// configuration has IPv6 addresses, also with the servers' IPv6 gateway.
     fn two_arms(&self, peer: &str) -> String {
         let text = LVSD.replace("\"192.0.2.2\"", &format!("\"{peer}\""));
         if !self.has_ipv6() {
@@ -427,7 +426,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// Number of connections in a director's table that it received from its peer.
+    /// Number of connections in a director's table that the director received from its peer.
     fn borrowed(&self, index: usize) -> Option<u64> {
         let reported = self
             .site
@@ -586,8 +585,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Drops packets that the director itself sends to servers and to the VIP; forwarded packets
-    /// pass.
+    /// Drops IPv4 packets that the director itself sends to servers and to the VIP; forwarded
+    /// packets pass.
     fn blind(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: finds its servers down", index + 1));
         let servers = 0..self.site.servers.len();

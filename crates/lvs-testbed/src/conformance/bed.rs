@@ -479,7 +479,8 @@ impl Bed {
         true
     }
 
-    /// Offloads a connection if it is offloadable and the case has no marks.
+    /// With the kernel fast path, offloads a connection if it is offloadable and the case has no
+    /// marks.
     fn publish(&mut self, conn: Option<ConnId>) {
         if let (Some(programs), Some(conn), true) =
             (&mut self.programs, conn, self.marks.is_empty())

@@ -84,7 +84,7 @@ pub(super) fn tcp_flags(letters: &str) -> anyhow::Result<u8> {
     })
 }
 
-/// A TCP segment with `len` bytes of payload.
+/// An IP packet with a TCP segment of `len` bytes of payload.
 pub(super) fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, len: usize) -> Vec<u8> {
     let mut l4 = ports(src, dst).to_vec();
     l4.extend([0, 0, 0, 100, 0, 0, 0, 200, 0x50, flags, 0x20, 0, 0, 0, 0, 0]);

@@ -38,14 +38,15 @@ pub(super) struct Host {
     reassembler: Reassembler,
     /// Whether the host supports SCTP. Its SCTP answers are not recorded.
     pub(super) sctp: bool,
-    /// The path MTU to each server for which a router has reported one below [`ERROR_MAX`].
+    /// The path MTU to each server for which a router has reported a path MTU below [`ERROR_MAX`].
     short_ways: HashMap<Ipv4Addr, usize>,
 }
 
 /// Maximum length of a host's ICMP error in bytes (RFC 1812 section 4.3.2.3).
 const ERROR_MAX: usize = 576;
 
-/// Destination and path MTU that an ICMP message reports, within the limits that Linux accepts.
+/// Destination and path MTU of an ICMPv4 error that reports a path MTU; like Linux, at least 552.
+/// `None` for other packets.
 fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
     const LEAST: usize = 552;
     let message = ip.get(packet.l4..packet.len)?;
@@ -56,7 +57,7 @@ fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
         .then(|| (ipv4::dst(quoted), usize::from(be16(head, 6)).max(LEAST)))
 }
 
-/// Truncates an ICMP error of the host to the MTU.
+/// Truncates an ICMPv4 error of the host to the MTU. Other packets are returned unchanged.
 fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     let is_error = ip.len() > mtu && ip[0] == 0x45 && Protocol(ip[9]) == Protocol::ICMP;
     if let (true, Ok(len)) = (is_error, u16::try_from(mtu)) {
@@ -167,7 +168,7 @@ impl Host {
     }
 }
 
-/// The reaction to a packet with invalid IPv4 options; `None` if they are valid.
+/// The reaction to a packet with invalid IPv4 options or a source route; `None` for other packets.
 fn refused_options(ip: &[u8], packet: &Packet, net: &Table) -> Option<Done> {
     if packet.is_ipv6() {
         return None;

@@ -181,8 +181,8 @@ fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
     }
 }
 
-/// Compares the trace of `log`, a replay with the kernel fast path, with that of `plain`, the
-/// replay of the same case without it.
+/// Compares the trace of `log` (with the kernel fast path) with the trace of `plain` (the same case
+/// without the kernel fast path).
 fn compare_traces(plain: &Seen, log: &mut Log) {
     let seen = log.seen.clone();
     let (expected, got) = (&plain.trace, &seen.lock().trace);

@@ -430,8 +430,9 @@ fn worker(counts: Counts) -> WorkerInfo {
     }
 }
 
-/// Sorted lines, each with the lines of its servers, and the number in the column `expires` (0 if
-/// there is none), which is replaced by its width in the line.
+/// Sorted blocks of a `/proc/net` file: each line of a service or connection, with the lines of its
+/// servers. In a line with a number in the column `expires`, the width of the column replaces the
+/// number, and the block is returned with this number. Other blocks are returned with 0.
 fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
     let mut blocks: Vec<(String, i64)> = Vec::new();
     for line in text.lines() {

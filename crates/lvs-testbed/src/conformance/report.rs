@@ -12,8 +12,8 @@ pub enum Through {
     #[default]
     Userspace,
     /// The programs of the kernel fast path process each frame first, and forward the packets that
-    /// they can. The case is also replayed in userspace only. After each step, both replays must
-    /// have sent the same frames and list the same connections.
+    /// they can. The case is also replayed in userspace only. Both replays must send the same
+    /// frames and list the same connections.
     FastPath,
 }
 
@@ -22,7 +22,8 @@ pub enum Through {
 pub(super) struct Seen {
     /// Whether `trace` is recorded.
     pub(super) traced: bool,
-    /// The sent frames and the listing, after each frame and each wait.
+    /// The sent frames after each frame and each wait, with the listing. If there are many
+    /// connections, most items have no listing.
     pub(super) trace: Vec<Vec<String>>,
     /// Numbers of packets that the BPF programs have forwarded.
     pub(super) forwarded: Forwarded,
@@ -38,7 +39,7 @@ impl SharedSeen {
     }
 }
 
-/// A difference from the kernel.
+/// A difference from the recording, or from the same replay without the kernel fast path.
 #[derive(Clone, Debug)]
 pub(super) struct Mismatch {
     /// Number of the step, from 0, and its name in the recording.

@@ -87,7 +87,8 @@ pub(super) fn from_client(packet: &[u8]) -> Vec<u8> {
     ethernet(CLIENT_SIDE, GATEWAY, packet)
 }
 
-/// Maximum number of connections of a case.
+/// Size of the connection table for a case: larger than the number of connections that its steps
+/// open.
 fn capacity(steps: &[Value]) -> usize {
     let made = |step: &Value| match step.maybe_number("count") {
         Some(count) => usize::try_from(count).unwrap_or(0),
@@ -388,8 +389,8 @@ pub(super) fn compare_counts(
     Ok(())
 }
 
-/// [`compare_counts`] for servers that are chosen at random: the order must be equal, with `sums`
-/// also the sums, and the shares must fit the same distribution.
+/// [`compare_counts`] for servers that are chosen at random. The order must be equal. With `sums`,
+/// the sums must also be equal, and the shares must fit the same distribution.
 fn compare_random_counts(
     bed: &Bed,
     key: &ServiceKey,

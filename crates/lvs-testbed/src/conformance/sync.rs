@@ -41,7 +41,8 @@ fn master(value: &Value) -> anyhow::Result<Master> {
     ))
 }
 
-/// Passes one datagram, or a sequence of datagrams, to a backup, and compares its connections.
+/// Passes one datagram, or a sequence of datagrams, to a backup, and compares its connections and
+/// the servers' connection counts.
 pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
     let mut bed = Bed::new(4096, log)?;
     bed.set_up(case)?;
@@ -70,7 +71,8 @@ pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
     Ok(())
 }
 
-/// Passes frames to a director with a master, and compares the datagrams that it sends.
+/// Passes frames to a director with a master, and compares its datagrams, the sent frames and the
+/// connections.
 pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
     let config = case.get("config").context("the case has no `config`")?;
     let mut bed = Bed::new(8192, log)?;

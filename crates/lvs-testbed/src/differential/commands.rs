@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use crate::hostile::Entropy;
 
 const SESSION: u64 = 100;
-/// One in this many command lines has a further random option, which may not belong to its command.
+/// On average, one of `STRAY` command lines has a further random option, which may not belong to
+/// its command.
 const STRAY: usize = 12;
 
 /// The hosts file of every session.

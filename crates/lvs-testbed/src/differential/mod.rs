@@ -164,7 +164,7 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
 /// ends the process with exit status 1.
 ///
 /// # Errors
-/// The kernel does not record a case, or a program is not built.
+/// A case cannot be recorded, a file cannot be written or read, or a program is not built.
 pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
     let scratch = tempfile::tempdir()?;
     let directory = options.keep.as_deref().unwrap_or(scratch.path());

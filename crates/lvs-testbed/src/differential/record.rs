@@ -82,7 +82,7 @@ fn is_directors(addr: IpAddr) -> bool {
 
 /// The fields of `frame` that may vary between two recordings. The flag is true if the field is
 /// masked even if it is equal in both. `identification` is the IP identification of the received
-/// packet. If that of the frame is another one, the kernel has chosen it.
+/// packet; if `frame` has another identification, the kernel has chosen it.
 fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();
@@ -144,8 +144,8 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
     fields
 }
 
-/// The fields to mask in a recorded frame: those that differ between its two recordings, and those
-/// that [`fields`] always masks. `None` if other bytes also differ.
+/// The fields to mask in a recorded frame: fields that differ between the two recordings of the
+/// frame, or that [`fields`] marks as always masked. `None` if the lengths or other bytes differ.
 fn mask(
     one: &[u8],
     other: &[u8],

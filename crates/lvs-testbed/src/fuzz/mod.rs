@@ -170,8 +170,8 @@ pub fn peer_decode(bytes: &[u8]) {
     );
 }
 
-/// Decodes digests of a peer's services. Encoding them must return the same bytes, and comparing
-/// them with themselves must find no difference.
+/// Decodes digests of a peer's services. Encoding and decoding the digests again must return equal
+/// digests, and comparing them with themselves must find no difference.
 fn peer_services(bytes: &[u8]) {
     // Keys with a valid kind and protocol, and zeros in unused bytes.
     let mut sent = bytes.to_vec();
@@ -198,8 +198,8 @@ fn peer_services(bytes: &[u8]) {
     assert_eq!(heard.compare(&heard).count(), 0);
 }
 
-/// Passes any bytes to a backup as synchronisation messages. In the end, all connections must have
-/// expired, and servers must have no references.
+/// Passes any bytes to a backup as synchronisation messages. In the end, when all services are
+/// deleted, servers must have no references.
 pub fn sync_decode(bytes: &[u8]) {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
     // Corrects some lengths: most random lengths would stop the parser.

@@ -892,8 +892,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the header of the packet that an ICMP error quotes is correct; true if it quotes no
-/// header.
+/// Whether the IPv4 header that an ICMP error quotes is correct. True for other packets, and if no
+/// complete IPv4 header is quoted.
 fn quotes_right(ip: &[u8], parts: &Parts) -> bool {
     let quoted = ip.get(parts.l4 + 8..).unwrap_or_default();
     let len = usize::from(quoted.first().map_or(0, |byte| byte & 15)) * 4;
@@ -906,7 +906,8 @@ fn quotes_tunnel(ip: &[u8], parts: &Parts) -> bool {
     matches!(ip.get(parts.l4 + 8 + 9), Some(4 | 17 | 41 | 47))
 }
 
-/// Checks that a packet that arrived with correct checksums is also sent with correct ones.
+/// Checks that a sent packet has a correct checksum, unless it already arrived with a wrong or
+/// unknown one. A checksum may also be absent. For an ICMP error, also checks the quoted header.
 fn keeps(came: &Came, parts: &Parts, health: Health, ip: &[u8]) -> Result<(), String> {
     let made_here = came.protocol != Some(parts.protocol);
     let kept = match came.health {

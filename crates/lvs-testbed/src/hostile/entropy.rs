@@ -109,8 +109,8 @@ impl<'a> Entropy<'a> {
         out
     }
 
-    /// Returns a payload of `len` bytes that count up from a random number, which uses only few
-    /// random bytes.
+    /// Returns a payload of `len` bytes that count up, with wrapping, from a random start in random
+    /// steps of equal size. This uses only two random bytes.
     pub fn payload(&mut self, len: usize) -> Vec<u8> {
         let start = self.u8();
         let step = self.u8() | 1;

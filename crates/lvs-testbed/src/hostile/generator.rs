@@ -170,7 +170,8 @@ impl<'a> Generator<'a> {
             .pick(&[Side::Clients, Side::Servers, Side::Host])
     }
 
-    /// Adds the Ethernet header. Offsets in `offload` count from the IP header.
+    /// Adds an Ethernet header, unless the host sends the packet. Offsets in `offload` count from
+    /// the IP header.
     fn shot(&mut self, from: Side, ip: &[u8], mut offload: Offload) -> Shot {
         let bytes = match from {
             Side::Host => ip.to_vec(),
@@ -672,8 +673,8 @@ impl<'a> Generator<'a> {
         packet::repair(ip);
     }
 
-    /// Leaves the transport checksum to the device (partial checksum), like a sender on a virtual
-    /// link.
+    /// Leaves the transport checksum of a TCP or UDP packet to the device (partial checksum), like
+    /// a sender on a virtual link. Fragments and other packets stay unchanged.
     fn unfinish(&mut self, ip: &mut [u8], offload: &mut Offload) {
         let Some(parts) = oracle::parts(ip) else {
             return;

@@ -34,7 +34,8 @@ const WATCH: u64 = 5000;
 /// forwarding method.
 ///
 /// # Panics
-/// A frame does not have exactly one fate, a sent frame is wrong, or memory exceeds its limit.
+/// An invariant does not hold; for example, a frame does not have exactly one fate, or a sent frame
+/// is wrong.
 pub fn storm(method: &Method, seed: u64, frames: u64) -> Summary {
     let mut settings = Entropy::seeded(!seed);
     let scene = Scene::new(method);

@@ -26,7 +26,7 @@ const FULL: TunnelChecksum = TunnelChecksum::Full;
 const NONE: TunnelChecksum = TunnelChecksum::None;
 
 impl Method {
-    /// All combinations of forwarding method and IP versions.
+    /// The tested combinations of forwarding method, tunnel and IP versions.
     pub const ALL: [Self; 20] = {
         use Family::{V4, V6};
         use Forwarding::{FullNat, Nat, Route};
@@ -160,7 +160,8 @@ pub struct Scene {
     pub router: IpAddr,
     /// Services at each virtual address.
     pub offers: [Offer; 8],
-    /// Difference between a server's port and its service's port.
+    /// Difference between a server's port and its service's port. A service on port 500 has servers
+    /// on port 500.
     pub shift: u16,
 }
 

@@ -72,7 +72,8 @@ pub fn shoot(options: &ShootOptions) -> Result<()> {
     Ok(())
 }
 
-/// The frame in the form in which this host sends it; `None` if another host sends it.
+/// The frame in the form in which this host sends it; `None` if another host sends it, or it is too
+/// short.
 fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
     let mut frame = shot.frame;
     let Some(mac) = mac else {

@@ -123,8 +123,9 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Applies a step to both packet paths, and checks that they send the same frames. Returns
-    /// these frames.
+    /// Applies a step to both packet paths, and checks that they send the same frames. The bytes
+    /// are compared only if the step used a fast path. Returns the frames of the path without a
+    /// fast path.
     fn act(&mut self, act: Act) -> Vec<(PortId, Frame)> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_record(act.clone());

@@ -86,8 +86,8 @@ pub(super) fn wait_ready(holder: &mut Child, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Identifies a run by pid namespace, pid and start time, so that a reused pid is not mistaken for
-/// it.
+/// Returns a text that identifies the run of process `pid`: pid namespace, pid and start time. A
+/// later process with the same pid has another start time.
 pub(super) fn owner_mark(pid: u32) -> String {
     let namespace = fs::read_link("/proc/self/ns/pid")
         .map(|link| link.display().to_string())
@@ -96,7 +96,8 @@ pub(super) fn owner_mark(pid: u32) -> String {
     format!("{digits}-{pid}-{}", start_time(pid).unwrap_or_default())
 }
 
-/// Field 22 of `/proc/PID/stat`. The second field is in parentheses and may contain any text.
+/// The start time of a process: field 22 of `/proc/PID/stat`. The second field is in parentheses
+/// and may contain any text.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let after = stat.rsplit_once(')')?.1;

@@ -71,11 +71,12 @@ impl Mode {
     }
 }
 
-/// Script that waits until the testbed exits, which closes its input. It then kills the processes
-/// in the namespaces that the input names, and removes directories and names.
+/// Script that waits until its standard input closes, because the process of the testbed has
+/// exited. It then kills the processes in the namespaces that the input names, and removes
+/// directories and names.
 ///
-/// The script keeps each namespace open until it exits, because the kernel could reuse its inode
-/// number for the namespace of another test.
+/// The script keeps each namespace open until the script exits. Otherwise the kernel could reuse
+/// the inode number for the namespace of another test.
 const JANITOR_SCRIPT: &str = r#"
 trap "" INT TERM HUP QUIT PIPE
 ns= dirs= names=

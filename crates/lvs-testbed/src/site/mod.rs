@@ -196,7 +196,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Creates hosts and links, and starts the web servers, but no dataplane.
+    /// Creates hosts and links, and starts the web servers and decapsulators, but no dataplane.
     ///
     /// # Errors
     ///
@@ -380,8 +380,8 @@ impl Site {
         Ok(())
     }
 
-    /// Returns the dataplane's options for this site: interfaces, and whether the dataplane owns
-    /// the VIP.
+    /// Returns the dataplane's options for this site, such as the interfaces, and whether the
+    /// dataplane owns the VIP.
     #[must_use]
     pub fn dataplane_arguments(&self) -> Vec<&'static str> {
         let mut arguments = vec!["--interface", "eth0"];
@@ -447,7 +447,9 @@ impl Site {
         Ok(())
     }
 
-    /// As [`Self::start_dataplane`], on one of the directors.
+    /// Starts a dataplane on one of the directors, and waits until it answers. `launcher` is placed
+    /// before the dataplane's name in the command line. The kernel fast path is selected as by
+    /// [`Self::start_dataplane`].
     ///
     /// # Errors
     ///
@@ -507,8 +509,8 @@ impl Site {
             .context("the site has no standby director")
     }
 
-    /// Disconnects the links of the first director. Otherwise its host would answer packets to its
-    /// addresses with resets after the dataplane has exited.
+    /// Sets the links of the first director down. Otherwise the director's host would answer
+    /// packets to the director's addresses with resets after the dataplane has exited.
     ///
     /// # Errors
     ///

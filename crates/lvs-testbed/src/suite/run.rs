@@ -193,7 +193,7 @@ fn run(
     Ok((outcome, text))
 }
 
-/// Waits until a test exits. After `limit`, kills it with all of its processes, and returns `None`.
+/// Waits until a test exits. After `limit`, kills the test's process group, and returns `None`.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let began = Instant::now();
     loop {

@@ -15,8 +15,9 @@ pub(super) struct Ran {
 /// The first line of a listing of connections.
 pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 
-/// Whether `ran` equals the recording. `took` is the maximum duration of the recorded command in
-/// seconds; the remaining times in a listing may differ by `took`.
+/// Whether `ran` equals the recording, except for differences that `step` permits. `took` is the
+/// maximum duration of the recorded command in seconds; the remaining times in a listing of
+/// connections may differ by `took`.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
     if step.exit < 0 {
         // The recorded program crashed; here, refusing the line is correct.

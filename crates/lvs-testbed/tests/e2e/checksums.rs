@@ -15,7 +15,7 @@ use lvs_testbed::oracle::{self, Health, Parts};
 use lvs_testbed::packet;
 use lvs_testbed::suite::size;
 
-/// `make test` runs one rewrite for this many in `make test-rest`.
+/// Number of rewrites in `make test-rest`, divided by the number in `make test`.
 const QUICK_SHARE: u64 = 50;
 
 /// Number of rewrites in this run; `full` is the number in `make test-rest`.

@@ -103,8 +103,8 @@ fn random_operations_equal_kernel_recordings() {
 }
 
 /// Replays the recordings with the BPF programs of the kernel fast path. The results must equal the
-/// recordings and, frame by frame, those without the programs. The programs must forward at least
-/// `forwarded` frames.
+/// recordings and, frame by frame, the results without the programs. The programs must forward at
+/// least `forwarded` frames.
 fn check_fast_path(files: &[PathBuf], forwarded: u64) {
     let report = match conformance(files, None, 3, Through::FastPath) {
         Ok(report) => report,

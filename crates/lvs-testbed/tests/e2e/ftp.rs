@@ -1,5 +1,5 @@
-//! FTP with real servers and real clients, active and passive: through NAT with the helper, through
-//! direct routing with persistence.
+//! FTP with real servers and real clients, active and passive, for example through NAT with the
+//! helper, and through direct routing with persistence.
 
 use std::collections::BTreeSet;
 use std::fs;

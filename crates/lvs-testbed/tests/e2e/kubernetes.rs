@@ -167,8 +167,8 @@ impl Bed {
         )
     }
 
-    /// Starts the API server with an account of an administrator, and with one of the directors,
-    /// who authenticate with `token`.
+    /// Starts the API server, and waits until it answers. It has an account of an administrator,
+    /// and an account of the directors, which authenticate with `token`.
     fn start_api_server(&mut self, token: &str) -> Result<()> {
         let program = std::env::var("LVS_KUBE_APISERVER").context(
             "LVS_KUBE_APISERVER is not set to an API server; run `make test-kubernetes`",
@@ -1056,7 +1056,8 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
     })
 }
 
-/// Assigns addresses until the pool is exhausted; an invalid annotation changes nothing.
+/// Assigns addresses until the pool is exhausted. Checks that the API server refuses other requests
+/// of directors, and that an invalid annotation changes nothing.
 fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     let path = format!("{SERVICES}?dryRun=All");
     bed.ask("POST", &path, "application/yaml", Some(SERVICE))?;

@@ -138,7 +138,7 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
 }
 
 /// Removes one of two servers from the configuration file while connections of all kinds to both
-/// servers are open.
+/// servers are open. Checks that the connections of the removed server are reset.
 fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("down", forward, 2))?;
     site.serve("large", 16 << 20)?;

@@ -158,8 +158,8 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Returns the sorted faults of a status: code, and faulty server or host. `flapping` is omitted,
-/// because a server may fail three times in one test.
+/// Returns the sorted faults of a status: a code, and the faulty object, such as a server or an
+/// interface. `flapping` is omitted, because a server may fail three times in one test.
 fn named(status: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut all = Vec::new();
@@ -401,8 +401,8 @@ fn dead_server_has_one_code_until_it_answers() -> Result<()> {
     director.end()
 }
 
-/// Direct routing with two arms: the director receives replies to its own packets on another
-/// interface than the one towards the VIP.
+/// Direct routing with two arms: the interface on which the director receives replies to its own
+/// packets is not the interface towards the VIP.
 #[test]
 fn faults_of_direct_routing_services_are_reported_until_repaired() -> Result<()> {
     let site = site("pagedr", Forward::Dr, Topology::TwoArm, 2)?;

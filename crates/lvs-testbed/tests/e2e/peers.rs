@@ -15,7 +15,7 @@ use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_un
 use serde_json::Value;
 
 const KEY: &str = "0123456789abcdef0123456789abcdef";
-/// Addresses of the two directors.
+/// Address of the first director.
 const ONE: &str = "192.0.2.1";
 const TWO: &str = "192.0.2.2";
 
@@ -79,6 +79,7 @@ fn number(site: &Site, director: &Host, name: &str) -> u64 {
 }
 
 /// Moves the VIPs, and the local addresses to which servers reply, from one director to another.
+/// Flushes the neighbour tables of the servers, the client and the router.
 fn hand_over(site: &Site, from: &Host, to: &Host) -> Result<()> {
     let (vip, vip6) = (site.vip, site.vip6);
     let addresses = |verb: &str| {

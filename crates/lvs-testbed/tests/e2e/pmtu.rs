@@ -205,8 +205,8 @@ fn pmtu_is_discovered_through_ipv6_tunnels() -> Result<()> {
     )
 }
 
-/// Requests reach the narrow hop before the director; replies, which bypass the director, reach it
-/// on the path to the client.
+/// Requests reach a narrow hop before the director. Replies bypass the director, and reach a narrow
+/// hop on the path to the client.
 #[test]
 fn pmtu_is_discovered_by_direct_routing() -> Result<()> {
     let mut site = Site::new(SiteOptions::with_servers("pmtu-dr", Forward::Dr, 1))?;

@@ -152,8 +152,9 @@ impl Director {
         Ok(common::drops(&self.site, reasons)?.iter().sum())
     }
 
-    /// Waits until the downloads are offloaded and replicated to the peer, and checks that the master
-    /// daemon runs, each if the features contain it.
+    /// Waits until the downloads are offloaded and replicated to the peer, and checks that the
+    /// master daemon runs, each if the features contain it. Connections of full NAT are not
+    /// replicated.
     fn wait_for_features(&self) -> Result<()> {
         let Features {
             path,

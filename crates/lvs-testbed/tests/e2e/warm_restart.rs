@@ -1,5 +1,6 @@
 //! A killed dataplane: its successor in the same network namespace takes over its state, a
-//! dataplane in another namespace does not, and packets are dropped while no dataplane runs.
+//! dataplane in another namespace does not, and the host does not answer on ports of services while
+//! no dataplane runs.
 
 use crate::common;
 
@@ -125,7 +126,7 @@ fn successor_takes_over_2_001_services_and_more_than_22_000_servers() -> Result<
     Ok(())
 }
 
-/// Exit statuses of curl: connection refused, and timeout.
+/// Exit status of curl if the connection is refused.
 const REFUSED: &str = "7";
 const SILENT: &str = "28";
 

@@ -188,7 +188,8 @@ impl Dialogue {
         options
     }
 
-    /// Sends a segment, mostly with correct numbers, and advances the numbers.
+    /// Sends a segment, mostly with correct fields. Advances the sequence number of `from`, except
+    /// after most wrong segments.
     fn say(&mut self, from: Side, flags: u8, payload: &[u8]) {
         let mut segment = self.right(from, flags, payload);
         let wrong = self.entropy.one_in(9);
@@ -269,8 +270,8 @@ impl Dialogue {
         }
     }
 
-    /// Sends a passive command of the client and the reply of the server, mostly with an address,
-    /// and sometimes the beginning of the data connection.
+    /// Sends a passive command of the client and the reply of the server, which mostly announces a
+    /// data connection. Sometimes also sends the beginning of this data connection.
     fn passive(&mut self) {
         let extended = self.is_six() || self.entropy.one_in(2);
         let command: &[u8] = if extended { b"EPSV\r\n" } else { b"PASV\r\n" };
@@ -449,7 +450,7 @@ impl Dialogue {
     }
 }
 
-/// Whether a step is a client's SYN for a control connection. If it would replace a tracked
+/// Whether a step is a client's SYN for a control connection. If the SYN would replace a tracked
 /// connection, the kernel drops it, but the dataplane opens the new connection at once.
 pub(in super::super) fn opens_control(step: &Value) -> bool {
     step.maybe_text("note").is_some_and(|note| {

@@ -87,7 +87,7 @@ impl Traffic {
         self.send(note, side, ip)
     }
 
-    /// Sends a packet, which is sometimes damaged or truncated.
+    /// Sends a packet, which is sometimes changed, truncated or split into fragments.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
         // Answers of the host itself are not compared, so these packets are unchanged.
         let plain = note == "echo" || note == "answer of direct routing";
@@ -320,7 +320,7 @@ impl Traffic {
         ip
     }
 
-    /// Creates an ICMP error about a request, from a server or a router near it.
+    /// Creates an ICMP error about a request, from a server or another host on the servers' link.
     fn error_of_server(&mut self) -> Vec<u8> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
@@ -370,7 +370,7 @@ impl Traffic {
         error
     }
 
-    /// Creates an ICMP error about a packet of no connection.
+    /// Creates an ICMP error about a packet from a client to a host that is not a server.
     fn error_in_transit(&mut self) -> Vec<u8> {
         let client = self.client();
         let other = SocketAddr::new(self.scene.bystander, 53);
@@ -522,7 +522,8 @@ impl Traffic {
 
     // --- shapes ----------------------------------------------------------------------------------
 
-    /// Sets an IP identification, and mostly "don't fragment".
+    /// Sets the identification of an IPv4 packet, and in half of the calls "don't fragment". An
+    /// IPv6 packet stays unchanged.
     fn number(&mut self, ip: &mut [u8]) {
         self.id = self.id.wrapping_add(1);
         if ip[0] >> 4 == 4 {
@@ -616,8 +617,8 @@ impl Traffic {
 
     /// Splits a packet into fragments. Some sequences are in another order, or have a duplicate or
     /// missing fragment. With `df`, some fragments of a packet with "don't fragment" also have the
-    /// flag; only requests use this. Returns packets that are short, or have IPv4 options or some
-    /// IPv6 extension headers, whole.
+    /// flag; only requests use this. Some packets are returned whole: short packets, and packets
+    /// with IPv4 options or some IPv6 extension headers.
     fn fragments(&mut self, ip: &[u8], df: bool) -> Vec<Vec<u8>> {
         let six = ip[0] >> 4 == 6;
         let header = if six { 40 } else { 20 };

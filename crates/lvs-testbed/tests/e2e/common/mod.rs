@@ -456,8 +456,8 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
 }
 
 /// Runs iperf3 for one second, or for the amount of data in `options`, and returns its report. It
-/// retries while the iperf3 server is still busy with the previous test, and if the datagram is lost
-/// with which a test over UDP begins.
+/// retries while the iperf3 server is still busy with the previous test, and if the first datagram
+/// of a test over UDP is lost.
 pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
         "timeout {} iperf3 -c {} {} -J {options} || true",

@@ -7,7 +7,7 @@
 use super::*;
 use lvs_testbed::Topology;
 
-/// Address and node port of the Service `web`.
+/// Cluster address and port of the Service `web`.
 const WEB: &str = "10.96.0.80:80";
 const NODE_PORT: u16 = 8080;
 
