@@ -22,9 +22,10 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Assigns each destination address to a set of servers. The set grows while its servers are
-/// overloaded. It loses its most loaded server if it has not changed for the time of the sysctl
-/// `lblcr_expiration`.
+/// Assigns each destination address to a set of servers, and chooses the least loaded server of the
+/// set. If this server is overloaded, or if no server of the set is available, the least loaded
+/// server of the service is chosen and added to the set. The set loses its most loaded server if it
+/// has not changed for the time of the sysctl `lblcr_expiration`; one server always stays.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnectionsReplicated {
     cache: Cache<Set>,

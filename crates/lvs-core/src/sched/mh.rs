@@ -46,7 +46,8 @@ pub(super) const ABOUT: About = About {
 #[derive(Clone, Debug)]
 pub struct MaglevHashing {
     slots: u32,
-    /// Maximum number of bits of a weight in the table; larger weights are all shifted right.
+    /// Maximum number of bits of a weight in the table; if a weight has more bits, all weights are
+    /// shifted right.
     weight_bits: u32,
     /// The server of each slot, as an index into the list of servers.
     table: Vec<u32>,

@@ -8,7 +8,7 @@ use core::net::SocketAddr;
 use crate::stats::Counters;
 use crate::{Protocol, Server};
 
-/// A shard's references to a server: its record, and this shard's counters of it.
+/// A shard's references to a server's record and to the shard's own counters of this server.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
@@ -41,7 +41,7 @@ impl Links {
         self.links.get(place as usize)?.as_ref()
     }
 
-    /// Number of applied changes of records; `None` before the first.
+    /// Number of applied changes of records; `None` if all links must be set.
     pub(crate) const fn seen(&self) -> Option<u64> {
         self.seen
     }

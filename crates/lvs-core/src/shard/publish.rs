@@ -216,7 +216,8 @@ pub struct Offer {
     pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
-    /// Local address and port with full NAT; `None` if the connection was offloaded before.
+    /// Local address and port with full NAT; `None` with other methods, or if the connection was
+    /// offloaded before.
     pub local: Option<LocalEnd>,
 }
 
@@ -375,8 +376,8 @@ impl Shard {
     /// Offloads a connection: a BPF program that reads the table's memory forwards its packets, as
     /// long as `epoch` is the current one. `client_hop` is the program's index of the next hop to
     /// the client; without it, the program looks up the next hop of each reply. Returns `false` if
-    /// the connection cannot be offloaded: it has ended, or another connection has the same
-    /// addresses and ports.
+    /// the connection is not offloaded, for example because it has ended, or because another
+    /// connection has the same addresses and ports.
     ///
     /// The program passes packets that change the state of the connection to the dataplane, so that
     /// the shard decides about them.

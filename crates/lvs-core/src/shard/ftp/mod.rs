@@ -32,7 +32,8 @@ pub const FTP_PORTS_MAX: usize = 8;
 /// Default port of control connections.
 const FTP_PORT: u16 = 21;
 
-/// Parses the name of a helper as in options: `ftp`, or `ftp=PORT,...`. Returns the ports.
+/// Parses the name of a helper as in options: `ftp` (port 21), or `ftp=PORT,...`. Returns the
+/// ports.
 ///
 /// # Errors
 /// [`Error::UnknownHelper`], [`Error::HelperPorts`].
@@ -128,7 +129,7 @@ struct Tcp<'a> {
     acknowledgement: u32,
     flags: TcpFlags,
     window: u16,
-    /// The options of a SYN; `None` for other segments.
+    /// The options of a SYN; `None` for a SYN without options, and for other segments.
     offer: Option<Offer>,
     options: &'a [u8],
     payload: &'a [u8],
@@ -425,8 +426,8 @@ mod tests {
     const CLIENT: ([u8; 4], u16) = ([198, 51, 100, 7], 4001);
     const VIP: ([u8; 4], u16) = ([192, 0, 2, 10], 21);
 
-    /// A control connection to one of two servers. With `data`, the server has announced a data
-    /// connection over it.
+    /// A control connection to one of two servers. With the argument `data` of `new`, the server
+    /// has announced a data connection over it.
     struct Control {
         director: Director,
         key: ServiceKey,
