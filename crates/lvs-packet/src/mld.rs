@@ -1,6 +1,6 @@
 //! Multicast listener discovery (RFC 3810, RFC 2710) for the IPv6 addresses that the dataplane
-//! owns. Without these reports, snooping switches would not forward neighbour solicitations to the
-//! dataplane.
+//! owns: queries, and the dataplane's reports. Without the reports, snooping switches would not
+//! forward neighbour solicitations to the dataplane.
 
 use std::net::Ipv6Addr;
 

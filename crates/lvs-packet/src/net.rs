@@ -136,7 +136,7 @@ pub trait Net {
     /// Whether `addr` is the address of a virtual service, on the host or owned by the dataplane.
     fn is_vip(&self, addr: IpAddr) -> bool;
 
-    /// Whether the dataplane owns this VIP: it answers ARP and echo requests for it.
+    /// Whether the dataplane owns this VIP, and answers for it in place of the host.
     fn is_own_vip(&self, addr: IpAddr) -> bool;
 
     /// The next hop to `dst`, which must not be an address of this host; `None` if there is no
@@ -162,7 +162,7 @@ pub trait Net {
         }
     }
 
-    /// Whether ARP requests for `addr` are answered on `port`.
+    /// Whether ARP requests and neighbour solicitations for `addr` are answered on `port`.
     fn answers_arp(&self, port: PortId, addr: IpAddr) -> bool {
         let _ = port;
         self.is_own_vip(addr)

@@ -17,8 +17,8 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};
 
-/// If the packet is longer than `mtu` and must not be fragmented: its length, or that of its
-/// longest segment. `None` if it can be sent.
+/// The length of the packet, or of its longest segment or fragment, if it is longer than `mtu` and
+/// must not be fragmented. `None` if the packet can be sent.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
     // A reassembled IPv6 packet is sent in fragments that are not longer than those that arrived.

@@ -191,8 +191,8 @@ impl Pipeline {
         self.fragments(cutter, link, cx)
     }
 
-    /// Cuts a packet of either IP version into fragments of at most `limit` bytes. `sizes` and `df`
-    /// are those of [`Cutter::v4`].
+    /// Cuts a packet of either IP version into fragments of at most `limit` bytes. `sizes` has the
+    /// same meaning as in [`Cutter::v4`], and so has `df`, which applies to IPv4 only.
     fn cutter<'a>(
         &self,
         ip: &'a [u8],
