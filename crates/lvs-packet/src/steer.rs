@@ -289,9 +289,9 @@ pub struct Range {
     pub kind: Kind,
 }
 
-/// An approximation of [`Steering`] for a BPF program in the kernel. It differs for ICMP errors,
-/// fragments and extension headers, and if there are many virtual addresses, for the addresses
-/// between them.
+/// An approximation of [`Steering`] for a BPF program in the kernel. It can choose another worker,
+/// for example for ICMP errors, fragments and extension headers, and if there are many virtual
+/// addresses, for the addresses between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Number of workers among which packets are divided.

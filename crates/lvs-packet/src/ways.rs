@@ -28,7 +28,8 @@ pub enum NoWay {
         "the virtual address of the connection belongs neither to this host nor to the dataplane"
     )]
     Elsewhere,
-    /// Client and server are of different families.
+    /// Client and server are of different families. An IPv6 client of a tunnel over IPv4 is
+    /// permitted.
     #[error("the client and the server of the connection are of different address families")]
     Families,
     /// The client or the server has an address of this host, of the dataplane or of a service.

@@ -127,8 +127,8 @@ pub fn increment_hop_limit(ip: &mut [u8]) {
     }
 }
 
-/// Writes the payload length: that of `ip` without the fixed header; 0 if it needs more than 16
-/// bits.
+/// Writes the payload length: the length of `ip` without the fixed header, or 0 if this needs more
+/// than 16 bits.
 #[inline]
 pub fn finish_len(ip: &mut [u8]) {
     let len = ip.len().saturating_sub(HEADER_LEN);
