@@ -1,6 +1,6 @@
 //! Compares the userspace fast path with the slow path: two directors receive the same packets, and
-//! only one of them uses the fast path. After each packet, both must have the same verdict, states,
-//! deadlines and counters.
+//! only one of them uses the fast path. After each packet, both must have the same verdict, and
+//! after every 16 steps and at the end the same states, deadlines and counters.
 
 use crate::common::forwarded;
 use std::net::{SocketAddr, SocketAddrV4};

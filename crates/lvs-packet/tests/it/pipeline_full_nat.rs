@@ -1,4 +1,4 @@
-//! Full NAT with a real director: each sent packet equals the expected one byte for byte.
+//! Full NAT with a real director: addresses, ports, checksums and payload of the sent packets.
 
 use std::net::{IpAddr, SocketAddr};
 
