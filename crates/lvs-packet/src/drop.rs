@@ -63,8 +63,8 @@ reasons! {
         Unsupported => "unsupported",
         /// The packet is a GSO super-packet that contradicts its own headers.
         BadAggregate => "bad_aggregate",
-        /// The packet is a GSO super-packet whose segments are smaller or more numerous than those
-        /// of any TCP implementation.
+        /// The packet is a GSO super-packet with more or smaller segments than a sender may
+        /// request, or with more segments than the dataplane creates from one frame.
         TinySegments => "tiny_segments",
         /// The frame has a priority tag (VLAN 0) inside another priority tag, which no sender
         /// needs.

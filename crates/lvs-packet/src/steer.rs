@@ -1,9 +1,10 @@
 //! Selects the packet worker that processes a packet.
 //!
 //! One worker processes both directions of a connection: the address and port of the client, which
-//! both contain, select the worker. In packets to a virtual address, the client is the source; in
-//! other packets, it is the destination. In packets of servers with full NAT, a local port takes
-//! the place of the client, and its number selects the worker ([`worker_of`]).
+//! packets of both directions contain, select the worker. In packets to a virtual address, the
+//! client is the source; in other packets, it is the destination. In packets of servers with full
+//! NAT, a local port takes the place of the client, and its number selects the worker
+//! ([`worker_of`]).
 //!
 //! ```text
 //!  kernel: program of the fan-out group ([`Plan`], approximate) ─▶ worker's ring ─▶ [`Steering::home`] (exact)

@@ -41,8 +41,8 @@ struct Set {
 }
 
 impl Set {
-    /// The server with the least load in relation to its weight, of those that are available and
-    /// not overloaded (`ip_vs_dest_set_min`).
+    /// Of the servers that are available and not overloaded, the server with the least load in
+    /// relation to its weight (`ip_vs_dest_set_min`); `None` if all of them have weight 0.
     fn least(&self) -> Option<&Arc<Server>> {
         let fits = |server: &&HeldServer| !server.is_overloaded() && server.is_available();
         let mut members = self.servers.iter().rev().filter(fits);

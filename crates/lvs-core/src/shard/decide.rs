@@ -1,4 +1,5 @@
-//! Decisions about packets that need only the shard: those of existing connections.
+//! Decisions that need only the shard: about packets of existing connections, and about packets
+//! that cannot open one.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;

@@ -46,8 +46,8 @@ const SILENCE: u32 = 120;
 /// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
-    /// Next expected sequence number: that of the segment, plus its payload in bytes, plus one for
-    /// a SYN and one for a FIN.
+    /// The sequence number after this segment: the number of the segment, plus its payload in
+    /// bytes, plus one for a SYN and one for a FIN.
     next: u32,
     /// The acknowledgement number, if the segment has one.
     ack: Option<u32>,

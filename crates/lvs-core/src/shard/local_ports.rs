@@ -1,5 +1,5 @@
-//! Local ports of full NAT: the address and port of the director that represents a client towards a
-//! server.
+//! Local ports of full NAT: the addresses and ports of the director that represent clients towards
+//! servers.
 //!
 //! A port is reserved for one server: protocol, server, local address and local port together
 //! identify the connection. So each further server and each further local address allows the same
@@ -26,8 +26,8 @@ use siphasher::sip::SipHasher13;
 use crate::conn::{ConnTable, Sparse};
 use crate::{Instant, Protocol};
 
-/// Time for which a port is not reused towards the same server after its last packet: the time for
-/// which a Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`).
+/// Time after the last packet of a connection for which its port is not reused towards the same
+/// server: the time for which a Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`).
 const QUIET: Duration = Duration::from_secs(60);
 /// Maximum number of ports of one local address that are tried for one connection. A port can be in
 /// use already, as long as connections use ports of an earlier range.

@@ -258,8 +258,8 @@ impl Shard {
     /// has sent `packets` packets or a multiple of this number, or the connection was offloaded in
     /// another epoch. In epoch 0, no connection is offloaded.
     ///
-    /// If the connection cannot be offloaded for another reason, it is thus examined only
-    /// periodically.
+    /// [`offer`](Self::offer) can still refuse the connection for another reason. Such a connection
+    /// is thus examined only periodically.
     #[inline]
     pub fn is_offload_due(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
         let entry = self.table.get(conn.0);

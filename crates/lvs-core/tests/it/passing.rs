@@ -307,8 +307,8 @@ impl Twin {
         format!("{done} {messages:?}")
     }
 
-    /// Addresses of an answer to a client's last packet: those of the server and of the client, as
-    /// the connection in the table requires.
+    /// Source and destination of a server's answer to a client, according to the connection in the
+    /// table; `None` if there is no connection.
     fn answers(&self, kind: usize, number: u8) -> Option<(SocketAddr, SocketAddr)> {
         let (client, virt) = (client(number), virt(kind));
         let mut all = self.director.shard.connections_from(0, self.now);

@@ -67,9 +67,9 @@ impl Pipeline {
         matches!(longest(frame, job, mtu), Ok(None))
     }
 
-    /// Checks the IPv4 options of a packet, unless the host has done so, and stores in `job` those
-    /// that the director must fill in. If the options are invalid or refused, returns the fate of
-    /// the packet.
+    /// Checks the IPv4 options of a packet, unless the host has done so, and stores in `job` the
+    /// options that the director must fill in. If the options are invalid or refused, returns the
+    /// fate of the packet.
     pub(super) fn read_options<N: Net>(
         &mut self,
         frame: &Frame,
@@ -119,7 +119,7 @@ impl Pipeline {
     }
 
     /// Fills in the IP options of a reply: a recorded route gets the address of the outgoing
-    /// interface, and a time stamp that of the incoming interface.
+    /// interface, and a time stamp gets the address of the incoming interface.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,
         frame: &mut Frame,

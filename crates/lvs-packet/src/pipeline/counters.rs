@@ -103,7 +103,7 @@ counters! {
     handed_over: u64,
     /// Number of frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     dropped: [u64; FrameDrop::ALL.len()],
-    /// Number of frames with a VLAN tag among those that were left to the host.
+    /// Number of frames that were left to the host because of a VLAN tag.
     tagged: u64,
     /// Number of ICMP errors that the dataplane has sent.
     icmp_sent: u64,

@@ -174,8 +174,8 @@ pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -
     (mtu >= least).then_some(mtu)
 }
 
-/// The source port for the connection of a packet (`udp_flow_src_port`): the same for all of its
-/// packets.
+/// The source port of GUE for the connection of a packet (`udp_flow_src_port`): the same port for
+/// all packets of the connection.
 pub fn source_port(packet: &Packet) -> u16 {
     let (sport, dport) = packet.ports.unwrap_or_default();
     let mut hash = u32::from(packet.protocol.0) ^ (u32::from(sport) << 16 | u32::from(dport));

@@ -206,7 +206,7 @@ impl Shard {
     /// Inspects a segment from the client of control connection `index`, after the segment changed
     /// the connection's state (`ip_vs_ftp_in`). Creates the data connection that a PORT or EPRT
     /// command announces. Returns the shift by which the client's acknowledgements of the server's
-    /// stream must be changed.
+    /// stream must be changed; `None` if they stay unchanged.
     ///
     /// # Errors
     /// The reason why the segment is dropped.

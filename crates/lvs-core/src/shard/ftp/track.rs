@@ -236,8 +236,8 @@ pub(super) struct Track {
     assured: bool,
 }
 
-/// Tracks a segment, and returns its relation to the connection. `shift` is that of the server's
-/// stream.
+/// Tracks a segment, and returns its relation to the connection. `shift` is the shift of the
+/// server's stream.
 pub(super) fn follow(
     track: &mut Option<Track>,
     from: From,
