@@ -130,7 +130,7 @@ impl Held {
         self.hold_for(Cause::LocalClient(client), server, frame, now)
     }
 
-    /// Counts a dropped packet. `server` is the server of its connection, if it belongs to one.
+    /// Counts a dropped packet. `server` is the server of the packet's connection, if there is one.
     pub fn lose(&mut self, server: Option<ServerId>) {
         self.dropped += 1;
         self.drops.count(server, NO_NEIGHBOUR);

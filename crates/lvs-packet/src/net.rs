@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use crate::drop::FrameDrop;
 use crate::wire::Mac;
 
-/// Number of an interface, or of the TUN device through which packets reach the host. The dataplane
-/// assigns small numbers.
+/// Number of an interface, or of a TUN device that connects the dataplane with its host. The
+/// dataplane assigns small numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub u16);
 
@@ -55,7 +55,7 @@ pub struct NextHop {
     pub addr: IpAddr,
     /// Length in bytes of the longest packet that can be sent on this path.
     pub mtu: u32,
-    /// The address that the host would use as source.
+    /// The address that the host would use as source, if there is one.
     pub source: Option<IpAddr>,
 }
 

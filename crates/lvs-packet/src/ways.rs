@@ -40,13 +40,15 @@ pub enum NoWay {
         "no other host can have sent a packet with the addresses of the connection (such as loopback, multicast, or the director's own)"
     )]
     Martian,
-    /// Packets to the server cannot be sent now, not through an Ethernet interface, or not through
-    /// the tunnel (its MTU is too small, or the route has no source address).
+    /// Packets to the server cannot be sent now: there is no route through Ethernet, the next hop's
+    /// link-layer address is unknown, or the tunnel cannot be used (its MTU is too small, or the
+    /// route has no source address).
     #[error(
         "the server has no route through Ethernet, the neighbour on this route is not resolved, or the MTU is too small for the tunnel"
     )]
     ToServer,
-    /// Packets to the client cannot be sent now, or not through an Ethernet interface.
+    /// Packets to the client cannot be sent now: there is no route through Ethernet, or the next
+    /// hop's link-layer address is unknown.
     #[error(
         "the client has no route through Ethernet, or the neighbour on this route is not resolved"
     )]

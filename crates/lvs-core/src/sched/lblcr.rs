@@ -58,7 +58,8 @@ impl Set {
         Some(least)
     }
 
-    /// The index of the server with the most load in relation to its weight (`ip_vs_dest_set_max`).
+    /// Of the servers with a weight above 0, the index of the server with the most load in relation
+    /// to its weight (`ip_vs_dest_set_max`).
     fn most(&self) -> Option<usize> {
         (0..self.servers.len())
             .rev()

@@ -216,7 +216,7 @@ impl Shard {
 /// Packets from clients to servers.
 impl Shard {
     /// Decides on a packet from the client of connection `index`. Counts the packet, updates the
-    /// connection's state, and restarts its timer.
+    /// connection's state, restarts its timer, and queues the updates for other directors.
     pub(crate) fn forward(
         &mut self,
         index: u32,

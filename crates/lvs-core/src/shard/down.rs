@@ -244,7 +244,7 @@ impl Shard {
             && self.link(index).is_some_and(|link| link.server.has_gone())
     }
 
-    /// Closes a connection whose server is removed.
+    /// Closes a connection whose server is removed, as the service requires.
     pub(crate) fn end_orphan(&mut self, index: u32, now: Instant) {
         let on_down = self.on_down(index);
         let slot = self.table.get(index);

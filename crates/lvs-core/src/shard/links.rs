@@ -8,7 +8,8 @@ use core::net::SocketAddr;
 use crate::stats::Counters;
 use crate::{Protocol, Server};
 
-/// A shard's references to a server's record and to the shard's own counters of this server.
+/// A shard's references to the record of a server, and to counters that the server's packets
+/// change.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,

@@ -72,12 +72,13 @@ struct Tuple {
 
 #[derive(Debug)]
 struct Free {
-    /// The position, among the ports of this worker, of the first of the `fresh` ports that were never
-    /// used. After the last port, the first one follows.
+    /// Position of the first port that was never used, among the ports of this worker. `fresh` such
+    /// ports follow each other; after the last port, the first one follows.
     from: u16,
     fresh: u16,
-    /// Ports in this range that connections of a previous process use or used. They are released in
-    /// the same way as ports that this process has reserved.
+    /// Ports among the fresh ones that cannot be reserved again from there, because connections
+    /// that existed before this process use or used them. After their release, they are in
+    /// `released`.
     apart: BTreeSet<u16>,
     /// Released ports with the times of their last packets, as a heap: the port that has been
     /// unused for the longest time is first.

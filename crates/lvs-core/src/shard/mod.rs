@@ -468,7 +468,8 @@ impl Shard {
         self.generation == generation && self.links.seen().is_some()
     }
 
-    /// Copies the settings, and stores their generation.
+    /// Copies the settings, and stores their generation. If the synchronisation master has changed,
+    /// also completes the present synchronisation message.
     pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
         if settings.master != self.settings.master {
             // The new master's messages may have another format, so the present message is

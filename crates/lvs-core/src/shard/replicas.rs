@@ -1,5 +1,5 @@
-//! Replication of connections: a shard sends the connections that it owns to peers, and stores
-//! those that it has borrowed from peers.
+//! Replication of connections: a shard sends its own connections to peers, and stores connections
+//! of peers (borrowed connections).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

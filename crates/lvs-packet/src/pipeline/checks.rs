@@ -40,7 +40,8 @@ fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, Fr
 impl Pipeline {
     /// Sends an ICMP error about a packet that does not fit into `mtu` and must not be fragmented
     /// (`ensure_mtu_is_adequate`). Returns the fate of this packet; `None` if the packet can be
-    /// sent. `way` is the server of the packet, and whether a tunnel leads to it.
+    /// sent. `way` is the server of the packet, and whether a tunnel leads to it; with `way`, the
+    /// packet is recorded as too long for this server.
     pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,

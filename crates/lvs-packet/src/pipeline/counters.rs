@@ -16,7 +16,7 @@ pub enum Fate {
     Left,
     /// Reinjected into the host, through its TUN device or on the interface on which it arrived.
     GivenBack,
-    /// Answered by the dataplane: ARP, NDP, echo and resets for addresses that the dataplane owns.
+    /// Answered by the dataplane, for example ARP, or an echo request to an address that it owns.
     Answered,
     /// Stored as a fragment; the reassembled datagram gets its own fate.
     Fragment,

@@ -33,8 +33,8 @@ pub(super) enum Pieces<'a> {
 }
 
 impl Job<'_> {
-    /// The fragmentation of a packet to a server, whose `history` are the fragments in which it
-    /// arrived.
+    /// The fragmentation of a packet to a server. `history` describes the fragments in which the
+    /// packet arrived.
     pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
         match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),

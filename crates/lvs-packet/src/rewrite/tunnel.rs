@@ -72,8 +72,8 @@ pub struct Outer {
 /// Length in bytes of the longest outer headers: IPv6, UDP, GUE.
 const TEMPLATE_LEN: usize = ipv6::HEADER_LEN + UDP_LEN + GUE_LEN;
 
-/// Outer headers for all packets to a server. Some fields depend on the packet, and the caller sets
-/// them: lengths, class, hop limit, identification, checksum, and the source port of GUE.
+/// Outer headers for all packets to a server. The caller sets the fields that depend on the packet,
+/// for example lengths, class, identification and checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Template {
     bytes: [u8; TEMPLATE_LEN],

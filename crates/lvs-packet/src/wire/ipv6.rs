@@ -186,8 +186,8 @@ pub struct Chain {
     pub authenticated: bool,
 }
 
-/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are truncated or do
-/// not end.
+/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are truncated or too
+/// many.
 pub fn walk(ip: &[u8]) -> Option<Chain> {
     let mut named_at = 6;
     let mut at = HEADER_LEN;

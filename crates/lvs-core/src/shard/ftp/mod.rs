@@ -1,11 +1,11 @@
 //! The helper for FTP: data connections follow the control connection that announces them
 //! (`ip_vs_ftp`).
 //!
-//! It inspects control connections to servers behind NAT. An address that a client announces (PORT,
-//! EPRT) becomes a connection that the server may open. An address that a server announces (in
-//! answer to PASV, EPSV) becomes one that the client may open, and the helper replaces the server's
-//! address by the virtual one. This can change the length of the text, and then all later sequence
-//! numbers of the stream: see [`Shift`].
+//! It inspects control connections to servers behind NAT. If a client announces an address (PORT,
+//! EPRT), the helper creates a connection that the server may open. If a server announces an
+//! address (in answer to PASV, EPSV), the helper creates a connection that the client may open, and
+//! replaces the server's address by the virtual one. This can change the length of the text, and
+//! then all later sequence numbers of the stream: see [`Shift`].
 //!
 //! In the kernel, connection tracking adjusts the sequence numbers, and only in segments that
 //! belong to a tracked connection. [`track`] imitates this.
@@ -91,7 +91,7 @@ impl Replacement {
     }
 }
 
-/// The client's last command on a control connection, PASV or EPSV.
+/// Whether the client's last command on a control connection was PASV, EPSV or neither of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
     /// Neither PASV nor EPSV since the last announcement of an address: the helper does not search

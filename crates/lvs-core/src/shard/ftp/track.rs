@@ -220,8 +220,8 @@ enum Fit {
     Invalid,
 }
 
-/// The tracked state of a control connection. Sequence numbers of the server's stream are those
-/// that the server uses.
+/// The tracked state of a control connection. Sequence numbers of the server's stream are stored as
+/// the server uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Track {
     state: State,
