@@ -1,5 +1,5 @@
-//! Tests of differences from the kernel in this crate. docs/decisions.md lists all differences;
-//! other crates have the tests of the others.
+//! Tests of differences from the kernel in this crate. docs/decisions.md lists all differences; the
+//! tests of other differences are in other crates.
 
 use std::net::SocketAddr;
 

@@ -54,8 +54,8 @@ fn services(control: &mut Control, six: usize) {
 }
 
 impl Bed {
-    /// A lab whose local address is an address of the host, or one for which the dataplane answers
-    /// ARP (`own`).
+    /// A lab whose local addresses are addresses of the host, or with `own` addresses that the
+    /// dataplane owns.
     fn new(own: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 1 << 12,

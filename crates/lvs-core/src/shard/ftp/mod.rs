@@ -91,7 +91,8 @@ impl Replacement {
     }
 }
 
-/// Whether the client's last command on a control connection was PASV, EPSV or neither of them.
+/// The kind of announcement that the helper expects in the server's replies, according to the
+/// client's commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
     /// Neither PASV nor EPSV since the last announcement of an address: the helper does not search
