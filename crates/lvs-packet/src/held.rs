@@ -43,7 +43,7 @@ pub struct Waiting {
     since: Instant,
     /// The packet without its link header.
     pub frame: Frame,
-    /// The server of the packet's connection; `None` if it belongs to none.
+    /// The server of the packet's connection; `None` if the packet belongs to no connection.
     pub server: Option<ServerId>,
 }
 
@@ -60,8 +60,8 @@ pub struct Held {
     frames: usize,
     bytes: usize,
     limits: Limits,
-    /// Number of packets that were dropped because they had waited for too long, a queue was full,
-    /// or the neighbour did not answer.
+    /// Number of dropped packets, for example because they had waited for too long, a limit was
+    /// reached, or the neighbour did not answer.
     pub dropped: u64,
     /// Dropped packets of connections, by server.
     pub drops: ServerDrops,
@@ -102,8 +102,9 @@ impl Held {
         }
     }
 
-    /// Stores `frame` until the link-layer address of `addr` is known, or drops it if the
-    /// director's limits are reached. Returns whether the caller must request the address from the
+    /// Stores `frame` until the link-layer address of `addr` is known. If the maximum number of
+    /// packets waits for `addr`, the oldest of them is dropped; if this worker's total limits are
+    /// reached, `frame` is dropped. Returns whether the caller must request the address from the
     /// kernel now. `server` is the server of the packet's connection, if it belongs to one.
     pub fn hold(
         &mut self,
@@ -117,8 +118,8 @@ impl Held {
     }
 
     /// Stores a packet of a client on this host, translated and without link header, until the
-    /// replies to it are intercepted, or drops it if the director's limits are reached. Returns
-    /// whether the caller must request the interception now.
+    /// replies to it are intercepted. At the limits, packets are dropped as by
+    /// [`hold`](Self::hold). Returns whether the caller must request the interception now.
     pub fn hold_local_client(
         &mut self,
         client: LocalClient,
@@ -129,7 +130,7 @@ impl Held {
         self.hold_for(Cause::LocalClient(client), server, frame, now)
     }
 
-    /// Counts a dropped packet. `server` is the server of its connection, if it belongs to one.
+    /// Counts a dropped packet. `server` is the server of the packet's connection, if there is one.
     pub fn lose(&mut self, server: Option<ServerId>) {
         self.dropped += 1;
         self.drops.count(server, NO_NEIGHBOUR);

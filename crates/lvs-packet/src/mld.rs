@@ -1,6 +1,6 @@
 //! Multicast listener discovery (RFC 3810, RFC 2710) for the IPv6 addresses that the dataplane
-//! owns. Without these reports, snooping switches would not forward neighbour solicitations to the
-//! dataplane.
+//! owns: queries, and the dataplane's reports. Without the reports, snooping switches would not
+//! forward neighbour solicitations to the dataplane.
 
 use std::net::Ipv6Addr;
 
@@ -28,7 +28,7 @@ const RECORDS: Field = 6..8;
 const V1_LEN: usize = GROUP_FIELD.end;
 /// Length in bytes of a query of version 2 without sources.
 const QUERY_V2_LEN: usize = 28;
-/// Length in bytes of a version 2 report without records, and of one record without sources.
+/// Length in bytes of a report of version 2 without records.
 const REPORT_LEN: usize = 8;
 const RECORD_LEN: usize = 20;
 /// Maximum number of records in a report, so that the report fits into the minimum MTU of IPv6.

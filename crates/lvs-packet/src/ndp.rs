@@ -34,8 +34,8 @@ pub struct Ndp {
     pub src: Ipv6Addr,
     /// The requested or announced address.
     pub target: Ipv6Addr,
-    /// Link-layer address of the sender: that of the message's option, otherwise the source of the
-    /// frame.
+    /// Link-layer address of the sender, from the message's option; without this option, the source
+    /// of the frame.
     pub mac: Mac,
 }
 

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use crate::drop::FrameDrop;
 use crate::wire::Mac;
 
-/// Number of an interface, or of the TUN device through which packets reach the host. The dataplane
-/// assigns small numbers.
+/// Number of an interface, or of a TUN device that connects the dataplane with its host. The
+/// dataplane assigns small numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub u16);
 
@@ -55,7 +55,7 @@ pub struct NextHop {
     pub addr: IpAddr,
     /// Length in bytes of the longest packet that can be sent on this path.
     pub mtu: u32,
-    /// The address that the host would use as source.
+    /// The address that the host would use as source, if there is one.
     pub source: Option<IpAddr>,
 }
 
@@ -136,7 +136,7 @@ pub trait Net {
     /// Whether `addr` is the address of a virtual service, on the host or owned by the dataplane.
     fn is_vip(&self, addr: IpAddr) -> bool;
 
-    /// Whether the dataplane owns this VIP: it answers ARP and echo requests for it.
+    /// Whether the dataplane owns this VIP, and answers for it in place of the host.
     fn is_own_vip(&self, addr: IpAddr) -> bool;
 
     /// The next hop to `dst`, which must not be an address of this host; `None` if there is no
@@ -162,7 +162,7 @@ pub trait Net {
         }
     }
 
-    /// Whether ARP requests for `addr` are answered on `port`.
+    /// Whether ARP requests and neighbour solicitations for `addr` are answered on `port`.
     fn answers_arp(&self, port: PortId, addr: IpAddr) -> bool {
         let _ = port;
         self.is_own_vip(addr)

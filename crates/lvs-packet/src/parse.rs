@@ -177,8 +177,8 @@ pub fn plain(bytes: &[u8]) -> Option<Plain> {
 ///
 /// # Errors
 /// The packet fails one of the checks of a host (`ip6_rcv_core`). If the chain of extension headers
-/// is truncated or does not end: [`FrameDrop::IpHeaderLength`]. If the source is a multicast
-/// address: [`FrameDrop::Martian`].
+/// is truncated or too long: [`FrameDrop::IpHeaderLength`]. If the source is a multicast address:
+/// [`FrameDrop::Martian`].
 pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     if bytes.len() < ipv6::HEADER_LEN {
         return Err(FrameDrop::Truncated);

@@ -14,7 +14,7 @@ use crate::wire::Mac;
 /// Maximum number of servers for which the forwarding host is stored.
 const SERVERS_MAX: usize = 4096;
 
-/// For each server, the host that forwarded its latest reply to a through-VIP health check.
+/// For each server, the latest reply to a through-VIP health check that another host forwarded.
 #[derive(Debug, Default)]
 pub struct ReturnPaths(Mutex<HashMap<IpAddr, Forwarded>>);
 
@@ -39,7 +39,7 @@ impl ReturnPaths {
         }
     }
 
-    /// The latest forwarded reply of `server`. `None` if no reply of it is stored.
+    /// The latest forwarded reply of `server`. `None` if no reply of the server is stored.
     pub fn find(&self, server: IpAddr) -> Option<Forwarded> {
         self.all().get(&server).copied()
     }

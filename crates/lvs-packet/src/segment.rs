@@ -93,7 +93,8 @@ struct Inside {
 
 impl Inside {
     /// Finds the inner headers of a super-packet of the given kind. The partial checksum of the
-    /// frame is that of the inner packet, and begins at the inner transport header.
+    /// frame belongs to the inner packet, and begins at the inner transport header. `None` if the
+    /// frame contains no such checksum and headers.
     fn find(frame: &Frame, packet: &Packet, kind: SegmentKind) -> Option<Self> {
         let (protocol, field) = match kind {
             SegmentKind::Tcp4 | SegmentKind::Tcp6 => (Protocol::TCP, tcp::field::CHECKSUM),

@@ -67,8 +67,8 @@ impl FromStr for ReversePath {
     }
 }
 
-/// Action for echo requests to addresses that the dataplane owns. The host always answers requests
-/// to its own addresses.
+/// Action for echo requests to addresses that the dataplane owns. Requests to the host's own
+/// addresses are left to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Echo {
     /// The requests are answered, at most this number per second for all senders together; 0 means

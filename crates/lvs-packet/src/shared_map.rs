@@ -19,7 +19,7 @@ const PARTS: usize = 256;
 
 type Part<K, V> = Arc<HashMap<K, V, RandomState>>;
 
-/// A map of which a clone, and a change after a clone, are cheap.
+/// A map that is cheap to clone, and to change after a clone.
 #[derive(Clone)]
 pub struct SharedMap<K, V> {
     /// The parts; empty while the map is empty.
@@ -184,7 +184,7 @@ impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for SharedMap<K, V> {
     }
 }
 
-/// A set of which a clone, and a change after a clone, are cheap.
+/// A set that is cheap to clone, and to change after a clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedSet<T: Eq + Hash>(SharedMap<T, ()>);
 

@@ -1,9 +1,10 @@
 //! Selects the packet worker that processes a packet.
 //!
 //! One worker processes both directions of a connection: the address and port of the client, which
-//! both contain, select the worker. In packets to a virtual address, the client is the source; in
-//! other packets, it is the destination. In packets of servers with full NAT, a local port takes
-//! the place of the client, and its number selects the worker ([`worker_of`]).
+//! packets of both directions contain, select the worker. In packets to a virtual address, the
+//! client is the source; in other packets, it is the destination. In packets of servers with full
+//! NAT, a local port takes the place of the client, and its number selects the worker
+//! ([`worker_of`]).
 //!
 //! ```text
 //!  kernel: program of the fan-out group ([`Plan`], approximate) ─▶ worker's ring ─▶ [`Steering::home`] (exact)
@@ -289,9 +290,9 @@ pub struct Range {
     pub kind: Kind,
 }
 
-/// An approximation of [`Steering`] for a BPF program in the kernel. It differs for ICMP errors,
-/// fragments and extension headers, and if there are many virtual addresses, for the addresses
-/// between them.
+/// An approximation of [`Steering`] for a BPF program in the kernel. It can choose another worker,
+/// for example for ICMP errors, fragments and extension headers, and if there are many virtual
+/// addresses, for the addresses between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Number of workers among which packets are divided.

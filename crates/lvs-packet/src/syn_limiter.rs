@@ -423,8 +423,8 @@ mod tests {
             }
         }
 
-        /// Sends a batch of the flood, which also contains the SYNs `others` as far as they fit.
-        /// Returns which of these have passed.
+        /// Sends a batch of 32 SYNs of the flood, followed by the SYNs `others`. Returns for each
+        /// of `others` whether it has passed.
         fn batch(&mut self, others: &[(SocketAddr, u32)]) -> Vec<bool> {
             let mut passed = 0;
             for _ in 0..32 {

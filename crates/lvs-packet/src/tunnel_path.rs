@@ -323,8 +323,8 @@ fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
 }
 
 /// The encapsulation after an outer IPv4 header of `protocol`, and the number of bytes in front of
-/// the inner IPv4 packet. `None` for packets that IPVS does not send (`ipvs_gre_decap`,
-/// `ipvs_udp_decap`).
+/// the inner IPv4 packet. `None` if this is no complete encapsulation of an IPv4 packet as IPVS
+/// sends it (`ipvs_gre_decap`, `ipvs_udp_decap`).
 fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
     match protocol {
         tunnel::IPV4 => Some((Kind::Ipip, 0)),

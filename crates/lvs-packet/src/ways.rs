@@ -28,7 +28,8 @@ pub enum NoWay {
         "the virtual address of the connection belongs neither to this host nor to the dataplane"
     )]
     Elsewhere,
-    /// Client and server are of different families.
+    /// Client and server are of different families. An IPv6 client of a tunnel over IPv4 is
+    /// permitted.
     #[error("the client and the server of the connection are of different address families")]
     Families,
     /// The client or the server has an address of this host, of the dataplane or of a service.
@@ -39,13 +40,15 @@ pub enum NoWay {
         "no other host can have sent a packet with the addresses of the connection (such as loopback, multicast, or the director's own)"
     )]
     Martian,
-    /// Packets to the server cannot be sent now, not through an Ethernet interface, or not through
-    /// the tunnel (its MTU is too small, or the route has no source address).
+    /// Packets to the server cannot be sent now: there is no route through Ethernet, the next hop's
+    /// link-layer address is unknown, or the tunnel cannot be used (its MTU is too small, or the
+    /// route has no source address).
     #[error(
         "the server has no route through Ethernet, the neighbour on this route is not resolved, or the MTU is too small for the tunnel"
     )]
     ToServer,
-    /// Packets to the client cannot be sent now, or not through an Ethernet interface.
+    /// Packets to the client cannot be sent now: there is no route through Ethernet, or the next
+    /// hop's link-layer address is unknown.
     #[error(
         "the client has no route through Ethernet, or the neighbour on this route is not resolved"
     )]

@@ -29,7 +29,7 @@ pub enum Command {
     },
     /// `-L`: list services, connections, timeouts or daemons.
     List(ListOptions),
-    /// `-Z`: zero the counters of this service and its servers; `None` means of all services.
+    /// `-Z`: zero the counters of this service and its servers, or with `None` of all services.
     Zero(Option<ServiceId>),
     /// `--set`: set the timeouts.
     Set(Timeouts),
@@ -121,7 +121,8 @@ pub enum What {
 /// The columns of a listing of services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// The weight of each server, and its numbers of connections.
+    /// The columns without an option: among others, the weight of each server, and its numbers of
+    /// connections.
     #[default]
     Plain,
     /// `--stats`: connections, packets and bytes so far.
@@ -130,8 +131,8 @@ pub enum Format {
     Rate,
     /// `--thresholds`: the upper and the lower threshold of connections.
     Thresholds,
-    /// `--persistent-conn`: weight, persistent connections and other connections.
+    /// `--persistent-conn`: weight, and the numbers of persistent, active and inactive connections.
     PersistentConn,
-    /// `--tun-info`: weight and the encapsulation of tunnels.
+    /// `--tun-info`: the columns without an option, and the encapsulation of tunnels.
     TunInfo,
 }

@@ -60,8 +60,8 @@ impl Lines {
     }
 }
 
-/// The command lines of a file that ipvsadm-save wrote, each with its line number, from 1. Lines
-/// that begin with `#` are skipped, as in ipvsadm-restore.
+/// The command lines of a file that ipvsadm-save wrote, each with its line number, from 1. Empty
+/// lines are skipped, and so are lines that begin with `#`, as in ipvsadm-restore.
 pub fn rules(text: &[u8]) -> impl Iterator<Item = (usize, Vec<Vec<u8>>)> + '_ {
     text.split(|&b| b == b'\n')
         .enumerate()

@@ -58,7 +58,7 @@ impl Refusal {
         }
     }
 
-    /// Error message for an invalid line of a file; it contains the words of the line.
+    /// Error message for an invalid line of a file: the words of the line, and the reason.
     pub fn of_line<W: AsRef<[u8]>>(&self, words: &[W]) -> String {
         let words: Vec<_> = words
             .iter()
@@ -492,8 +492,9 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// Checks `flags` against the rules of a command or a tunnel type. `of` and `kind` name it in
-    /// messages. Of the options that exclude each other, returns the one that was given.
+    /// Checks `flags` against the rules of a command or a tunnel type. `of` and `kind` are the name
+    /// of the command or tunnel type in messages, and the word that follows the name. Of the
+    /// options that exclude each other, returns the one that was given.
     fn chosen(
         &self,
         flags: &[Flag],

@@ -547,8 +547,8 @@ fn counts(out: &mut String, counts: &Counts, exact: bool) {
     }
 }
 
-/// Appends a number in nine characters: a number of more than eight digits is abbreviated, unless
-/// `exact` is set.
+/// Appends a number, right-aligned in nine characters. A number of more than eight digits is
+/// abbreviated, or with `exact` written in full after a space.
 fn large(out: &mut String, value: u64, exact: bool) {
     const UNITS: [(u64, u64, char); 3] = [
         (1_000_000_000, 1_000, 'K'),

@@ -144,7 +144,7 @@ impl CommandName {
     }
 }
 
-/// Whether a command requires, permits or refuses an option.
+/// Whether a command, or a tunnel type, requires, permits or refuses an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// The command requires the option.

@@ -63,7 +63,7 @@ impl<T> Cache<T> {
         self.len -= usize::from(removed.is_some());
     }
 
-    /// Inserts a new entry, unless the cache is full ([`HARD_MAX`]).
+    /// Inserts or replaces an entry, unless the cache is full ([`HARD_MAX`]).
     pub(super) fn insert(&mut self, addr: IpAddr, value: T, now: Instant) {
         if self.len >= HARD_MAX {
             return;
@@ -77,7 +77,8 @@ impl<T> Cache<T> {
     }
 
     /// Removes expired entries; to be called once in each [`CHECK_PERIOD`]
-    /// (`ip_vs_lblc_check_expire`).
+    /// (`ip_vs_lblc_check_expire`). Every [`FULL_CHECK`] calls, entries older than `expiration` are
+    /// removed; at other calls, some unused entries, if the cache has more than [`MAX`] entries.
     pub(super) fn check(&mut self, now: Instant, expiration: Duration) {
         if self.counter.is_multiple_of(FULL_CHECK) {
             for bucket in 0..BUCKETS {

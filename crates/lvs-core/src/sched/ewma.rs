@@ -28,7 +28,8 @@ pub(super) const ABOUT: About = About {
 /// The response time is the time from the packet that opens a connection to the server's first
 /// answer: for TCP, from SYN to SYN-ACK. If a server does not answer, the time until the client
 /// repeats its SYN counts instead. A server that was never measured receives one connection a
-/// second until it is. The director must see the answers, so servers must use NAT or full NAT.
+/// second until it is measured. The director must see the answers, so servers must use NAT or full
+/// NAT.
 #[derive(Clone, Debug, Default)]
 pub struct PeakEwma {
     /// For each server that was never measured: the time of its last connection.

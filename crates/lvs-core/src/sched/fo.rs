@@ -29,8 +29,7 @@ impl Scheduler for Failover {
     }
 }
 
-/// The server with the highest weight among those for which `fits` is true; if several have it, the
-/// first.
+/// Of the servers for which `fits` is true, the first one with the highest weight.
 pub(super) fn heaviest(servers: &[Arc<Server>], fits: impl Fn(&Server) -> bool) -> Option<usize> {
     (0..servers.len())
         .rev()

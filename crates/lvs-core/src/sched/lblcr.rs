@@ -22,9 +22,10 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Assigns each destination address to a set of servers. The set grows while its servers are
-/// overloaded. It loses its most loaded server if it has not changed for the time of the sysctl
-/// `lblcr_expiration`.
+/// Assigns each destination address to a set of servers, and chooses the least loaded server of the
+/// set. If this server is overloaded, or if no server of the set is available, the least loaded
+/// server of the service is chosen and added to the set. The set loses its most loaded server if it
+/// has not changed for the time of the sysctl `lblcr_expiration`; one server always stays.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnectionsReplicated {
     cache: Cache<Set>,
@@ -40,8 +41,8 @@ struct Set {
 }
 
 impl Set {
-    /// The server with the least load in relation to its weight, of those that are available and
-    /// not overloaded (`ip_vs_dest_set_min`).
+    /// Of the servers that are available and not overloaded, the server with the least load in
+    /// relation to its weight (`ip_vs_dest_set_min`); `None` if all of them have weight 0.
     fn least(&self) -> Option<&Arc<Server>> {
         let fits = |server: &&HeldServer| !server.is_overloaded() && server.is_available();
         let mut members = self.servers.iter().rev().filter(fits);
@@ -57,7 +58,8 @@ impl Set {
         Some(least)
     }
 
-    /// The index of the server with the most load in relation to its weight (`ip_vs_dest_set_max`).
+    /// Of the servers with a weight above 0, the index of the server with the most load in relation
+    /// to its weight (`ip_vs_dest_set_max`).
     fn most(&self) -> Option<usize> {
         (0..self.servers.len())
             .rev()

@@ -47,8 +47,8 @@ impl Quotient {
 ///
 /// The servers are the leaves of a tree in which each node contains the lesser of the two nodes
 /// below it. A server [marks](Server::watch) itself when its counts, weight or thresholds change,
-/// and the next choice first examines the marked servers: a few, for any number of servers. The
-/// choice equals that of `S`, which examines all of them.
+/// and the next choice first examines only the marked servers. The choice equals the choice of `S`,
+/// which examines all servers.
 #[derive(Debug)]
 pub(super) struct Following<S> {
     scheduler: S,

@@ -40,13 +40,14 @@ pub(super) const ABOUT: About = About {
 /// The table uses each server's *last* weight that was not 0, so that weight 0 does not affect
 /// clients of other servers. A server added at weight 0 gets no slots.
 ///
-/// The table has 4,093 slots, as that of most kernels. With fewer than a hundred slots for each
-/// server, the servers' shares of the clients are unequal:
-/// [`with_table_index`](Self::with_table_index) makes a larger one.
+/// The table has 4,093 slots, as in most kernels. With fewer than a hundred slots for each server,
+/// the servers' shares of the clients are unequal: [`with_table_index`](Self::with_table_index)
+/// makes a larger table.
 #[derive(Clone, Debug)]
 pub struct MaglevHashing {
     slots: u32,
-    /// Maximum number of bits of a weight in the table; larger weights are all shifted right.
+    /// Maximum number of bits of a weight in the table; if a weight has more bits, all weights are
+    /// shifted right.
     weight_bits: u32,
     /// The server of each slot, as an index into the list of servers.
     table: Vec<u32>,
@@ -81,8 +82,8 @@ impl MaglevHashing {
         }
     }
 
-    /// Builds the table if it is out of date. It is built at the first choice after a change, so
-    /// that it is built only once after servers were added one by one.
+    /// Builds the table if it is out of date. This is called at each choice, so that the table is
+    /// built only once after servers were added one by one.
     fn refresh(&mut self, servers: &[Arc<Server>]) {
         let list = || {
             servers

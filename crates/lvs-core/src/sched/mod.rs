@@ -42,7 +42,7 @@ pub use self::wrr::WeightedRoundRobin;
 pub use crate::scheduler::HashSlot;
 use crate::{Request, Scheduler, Server, ServiceFlags};
 
-/// Meaning of weights for a scheduler. A server with a weight of 0 never receives new connections.
+/// Meaning of weights for a scheduler. No scheduler chooses a server with a weight of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// The weight is a share of the connections.
@@ -118,7 +118,7 @@ impl About {
     }
 }
 
-/// The scheduler of a service that names none, as with ipvsadm.
+/// The scheduler of a service for which none is specified, as with ipvsadm.
 pub const DEFAULT: &str = "wlc";
 
 /// Scheduler flags by number, which every scheduler accepts.

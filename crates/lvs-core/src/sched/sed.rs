@@ -15,8 +15,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Chooses the server with the smallest (active + 1) divided by weight: the expected delay of the
-/// new connection.
+/// Chooses the [usable](Server::is_usable) server with the smallest (active + 1) divided by weight:
+/// the expected delay of the new connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShortestExpectedDelay;
 

@@ -90,8 +90,8 @@ impl Scheduler for SourceHashing {
     }
 }
 
-/// Returns the client's address as a number, plus its port if the service's second flag is set
-/// (`sh-port`, `mh-port`).
+/// Returns the client's address as a number. For TCP, UDP and SCTP, the port is added if the
+/// service's second flag is set (`sh-port`, `mh-port`).
 pub(super) fn client_key(request: &Request) -> u32 {
     let ported = matches!(
         request.protocol,

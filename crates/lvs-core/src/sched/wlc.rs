@@ -14,7 +14,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Chooses the server with the smallest [overhead](Server::overhead) divided by weight.
+/// Chooses the [usable](Server::is_usable) server with the smallest [overhead](Server::overhead)
+/// divided by weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WeightedLeastConnections;
 

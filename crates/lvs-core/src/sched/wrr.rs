@@ -21,7 +21,7 @@ pub struct WeightedRoundRobin {
     last: Option<usize>,
     /// The weight that a server must have to be chosen in the present pass.
     current: i32,
-    /// The threshold of the first pass in a round: the greatest weight.
+    /// The threshold of the first pass in a round: the greatest weight, lowered by `step` - 1.
     max: i32,
     /// Step between passes: the greatest common divisor of the weights.
     step: i32,

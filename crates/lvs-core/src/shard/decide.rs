@@ -1,4 +1,5 @@
-//! Decisions about packets that need only the shard: those of existing connections.
+//! Decisions that need only the shard: about packets of existing connections, and about packets
+//! that cannot open one.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
@@ -27,11 +28,11 @@ pub(super) enum Sender {
     Server,
 }
 
-/// A health check's connection is removed at most this number of seconds after it was closed. Until
-/// then, the record of its server cannot be freed.
+/// A health check's TCP or SCTP connection that is no longer active is removed at most this number
+/// of seconds after its last packet. Until then, the record of its server cannot be freed.
 const PROBE_CLOSED: u32 = 1;
-/// A health check's UDP connection is removed this number of seconds after its last packet. Until
-/// then, a check with the same source port would reach the same server.
+/// A health check's UDP connection is removed at most this number of seconds after its last packet.
+/// Until then, a check with the same source port would reach the same server.
 const PROBE_UDP: u32 = 30;
 
 impl Shard {
@@ -136,7 +137,8 @@ impl Shard {
         }
     }
 
-    /// Whether to send an ICMP error to a server, because its packet belongs to no connection.
+    /// Whether to answer a server's packet that belongs to no connection with an ICMP error
+    /// (`nat_icmp_send`).
     fn sends_error_to_server(&self, meta: &PacketMeta<'_>) -> bool {
         self.settings.sysctls.nat_icmp_send
             && match meta.transport {
@@ -214,7 +216,7 @@ impl Shard {
 /// Packets from clients to servers.
 impl Shard {
     /// Decides on a packet from the client of connection `index`. Counts the packet, updates the
-    /// connection's state, and restarts its timer.
+    /// connection's state, restarts its timer, and queues the updates for other directors.
     pub(crate) fn forward(
         &mut self,
         index: u32,
@@ -241,8 +243,8 @@ impl Shard {
         verdict
     }
 
-    /// The verdict about a packet from the client of connection `index`. Sets the connection's
-    /// client port if it is not known yet.
+    /// Returns the verdict about a packet from the client of connection `index`. With NAT, this
+    /// sets a client port that was not known, and inspects FTP commands.
     fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, age: Age, now: Instant) -> Verdict {
         let slot = self.table.get(index);
         let helped = slot.has(flag::HELPED);
@@ -273,7 +275,8 @@ impl Shard {
         Verdict::Forward(self.forward_of(index, age))
     }
 
-    /// Forwards the packet of a one-packet connection, which is not in the table, and counts it.
+    /// Forwards the packet of a one-packet connection, which is not in the table. Counts the
+    /// connection and the packet.
     pub(crate) fn forward_once(&mut self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
         if let Some(link) = self.link_of(slot.server) {
             self.count_for(link, Counters::count_connection);
@@ -310,7 +313,8 @@ impl Shard {
         }
     }
 
-    /// The verdict about a packet to a virtual address that is sent to this server.
+    /// How to forward a packet to `server`, or with [`Forwarding::Bypass`] to `virt` itself. The
+    /// caller sets `source` and `shift`.
     #[inline]
     fn forward_to(
         &self,
@@ -344,7 +348,8 @@ impl Shard {
 /// Packets from servers to clients.
 impl Shard {
     /// Decides on a packet from the server of connection `index` (`handle_response`). If the packet
-    /// is forwarded, counts it, updates the connection's state, and restarts its timer.
+    /// is forwarded, counts it, updates the connection's state, and restarts its timer. The timer
+    /// is also restarted if the FTP helper drops the packet.
     pub(crate) fn reply(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let nat = self.table.get(index).method().translates();
         if nat && matches!(meta.transport, Transport::Short { header: false, .. }) {
@@ -401,8 +406,8 @@ impl Shard {
 
 /// Effects of a packet on its connection: state, timeout and counters.
 impl Shard {
-    /// Updates the connection's state and timeout, and its server's counts of active and inactive
-    /// connections.
+    /// Updates the connection's state, timeout and flags, its server's counts of active and
+    /// inactive connections, and its template.
     #[inline]
     pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, sender: Sender) {
         let slot = self.table.get(index);
@@ -482,7 +487,7 @@ impl Shard {
         }
     }
 
-    /// Counts a dropped packet of connection `index` in the counters of its service.
+    /// Counts a dropped packet of connection `index` for its server, by reason.
     pub(super) fn count_drop(&mut self, index: u32, reason: DropReason) {
         let server = self.server_of(index);
         self.drops.count(server, reason.name());
@@ -522,7 +527,7 @@ pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     )
 }
 
-/// The tuple by which the packet's connection is found. For IPsec, it is that of the ISAKMP
+/// The tuple by which the packet's connection is found: for IPsec, the tuple of the ISAKMP
 /// connection between the two hosts.
 #[inline]
 pub(super) fn connection_tuple(tuple: Tuple) -> Tuple {

@@ -2,15 +2,15 @@
 //! ([`OnServerDown`]). The kernel only drops their packets.
 //!
 //! When a server of such a service is removed, the shard walks over its table once, a bounded
-//! number of slots at a time, and closes the server's connections. It closes a TCP connection by a
-//! reset to both ends. RFC 5961 requires that a reset has exactly the sequence number that the
-//! receiver expects next. The shard therefore stores two numbers for each connection of such a
-//! service. With NAT, it reads them from the segments of both directions; otherwise from the
-//! client's segments, whose acknowledgements contain the server's number. The numbers may be
-//! inexact because of segments in flight, a lost segment, or a connection that is older than the
-//! setting. The receiver then answers with an acknowledgement that contains the expected number,
-//! and the shard sends a reset with this number: the entry of a closed connection stays for a while
-//! and resets late packets.
+//! number of slots at a time, and closes the server's connections. Unless the service drops their
+//! packets silently, it closes a TCP connection by a reset to both ends. RFC 5961 requires that a
+//! reset has exactly the sequence number that the receiver expects next. The shard therefore stores
+//! two numbers for each TCP connection of such a service. With NAT, it reads them from the segments
+//! of both directions; otherwise from the client's segments, whose acknowledgements contain the
+//! server's number. The numbers may be inexact, for example because of segments in flight, a lost
+//! segment, or a connection that is older than the setting. The receiver then answers with an
+//! acknowledgement that contains the expected number, and the shard sends a reset with this number:
+//! the entry of a closed connection stays for a while and resets late packets.
 //!
 //! The kernel fast path stores no numbers, because a slot has no room for them. The shard therefore
 //! first sends a probe to the client of an offloaded connection: a copy of the server's SYN+ACK,
@@ -46,12 +46,13 @@ const SILENCE: u32 = 120;
 /// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
-    /// Next expected sequence number: that of the segment, plus its payload in bytes, plus one for
-    /// a SYN and one for a FIN.
+    /// The sequence number after this segment: the number of the segment, plus its payload in
+    /// bytes, plus one for a SYN and one for a FIN.
     next: u32,
     /// The acknowledgement number, if the segment has one.
     ack: Option<u32>,
-    /// Whether the packet is a SYN, so that the stored numbers become invalid.
+    /// Whether the segment is a SYN, whose number replaces the stored number of its sender even if
+    /// it is lower.
     syn: bool,
 }
 
@@ -118,8 +119,8 @@ pub(crate) struct Down {
     /// Whether another server was removed since the walk began, so that a second walk is necessary.
     again: bool,
     resets: Vec<Reset>,
-    /// Resets to send to servers, with sequence numbers that their clients' answers to probes
-    /// contained.
+    /// Resets to send to servers after clients have answered probes. Their sequence numbers are
+    /// from these answers.
     late: Vec<Reset>,
 }
 
@@ -136,7 +137,8 @@ impl Down {
         }
     }
 
-    /// Starts a walk over the table, because a server was removed.
+    /// Starts a walk over the table, because a server was removed. During a walk, requests a second
+    /// one.
     pub(crate) fn begin(&mut self) {
         match self.at {
             None => self.at = Some(0),
@@ -203,9 +205,10 @@ impl Shard {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
 
-    /// Closes more connections of removed servers, as their services require: visits at most
-    /// `budget` slots, and closes at most a sixteenth as many connections. Returns the resets to
-    /// send. Call it until [`has_down`](Self::has_down) is false, and handle packets in between.
+    /// Closes more connections of removed servers, as their services require. Visits at most
+    /// `budget` slots, and closes at most one connection for every 16 slots of the budget, but at
+    /// least one. Returns the resets to send. Call it until [`has_down`](Self::has_down) is false,
+    /// and handle packets in between.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let mut ends = (budget / 16).max(1);
         let mut left = budget.max(1);
@@ -241,7 +244,7 @@ impl Shard {
             && self.link(index).is_some_and(|link| link.server.has_gone())
     }
 
-    /// Closes a connection whose server is removed.
+    /// Closes a connection whose server is removed, as the service requires.
     pub(crate) fn end_orphan(&mut self, index: u32, now: Instant) {
         let on_down = self.on_down(index);
         let slot = self.table.get(index);
@@ -267,9 +270,10 @@ impl Shard {
         }
     }
 
-    /// Queues resets to both ends of a TCP connection, as far as their expected sequence numbers
-    /// are known. If the kernel fast path may have forwarded packets since then, the segment to the
-    /// client is a probe.
+    /// Closes a TCP connection, and queues resets to both ends if their expected sequence numbers
+    /// are known. If the kernel fast path may have forwarded packets since the numbers were
+    /// recorded, the segment to the client is a probe. A connection that both ends have closed, or
+    /// whose numbers are not tracked, is not changed.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
@@ -480,9 +484,9 @@ impl Shard {
 
     /// Work before the decision about a packet from the client of connection `index`, if the
     /// connection has one of the flags [`flag::WATCHED`]. While the server's first answer is
-    /// awaited, a repeated SYN shows that the server did not answer the previous one. Any other
-    /// packet of the client shows that the server answered; with direct routing and tunnels, the
-    /// director does not see the answer itself.
+    /// awaited, a repeated SYN, or a UDP packet after a pause, shows that the server did not answer
+    /// the previous packet. A TCP segment that is no SYN shows that the server answered; with
+    /// direct routing and tunnels, the director does not see the answer itself.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TRACKED) {

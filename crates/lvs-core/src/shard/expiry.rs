@@ -37,9 +37,9 @@ impl Shard {
         Some(index)
     }
 
-    /// Ends a connection that controls no others, because a packet has opened a new one in its
-    /// place (`ip_vs_conn_expire_now`). The old connection stays in the table until the next
-    /// packet, because the host's own answer may still belong to it.
+    /// Ends a connection that controls no others (`ip_vs_conn_expire_now`). The connection stays in
+    /// the table until the next packet, because the host's own answer may still belong to it. A
+    /// connection that controls others continues.
     pub(crate) fn end(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) == 0 && !slot.has(flag::DYING) {
@@ -76,8 +76,8 @@ impl Shard {
     }
 
     /// Removes a connection by force. If it was the only one that another connection controlled,
-    /// removes that connection, too (`ip_vs_conn_del`). Returns the number of its template if the
-    /// caller must remove the template, because it has no connections any more.
+    /// removes that connection, too (`ip_vs_conn_del`). Returns the number of a template that the
+    /// caller must remove, because it has no connections any more and is not assured.
     pub(crate) fn kill(&mut self, index: u32) -> Option<u32> {
         let slot = self.table.get(index);
         let (template, controller) = (slot.template(), slot.controller());
@@ -91,8 +91,8 @@ impl Shard {
         template.filter(|_| orphaned)
     }
 
-    /// Removes every connection whose server has been removed (`ip_vs_expire_nodest_conn_flush`),
-    /// except the connections to which the service's
+    /// Removes the connections whose server has been removed (`ip_vs_expire_nodest_conn_flush`),
+    /// except connections that control others, and connections to which the service's
     /// [`OnServerDown`](crate::settings::OnServerDown) applies.
     pub(crate) fn flush_removed(&mut self) {
         let removed: Vec<u32> = self

@@ -60,7 +60,8 @@ impl Shard {
     }
 
     /// Records a change of the local address and port of connection `index` for
-    /// [`local_changes`](Self::local_changes).
+    /// [`local_changes`](Self::local_changes). Has no effect if the caller does not read changes,
+    /// or if the connection is in the overflow.
     pub(super) fn record_local_change(
         &mut self,
         index: u32,

@@ -9,7 +9,8 @@ use crate::{AcceptReason, DropReason, Forwarding, Hook, IcmpError, Instant, Tupl
 
 impl Shard {
     /// The decision about an ICMP error, in the order of the hooks (`ip_vs_out_icmp`,
-    /// `ip_vs_in_icmp`). It changes no state and no timer.
+    /// `ip_vs_in_icmp`). The error does not change the state of its connection, and restarts no
+    /// timer.
     pub(crate) fn decide_icmp_error(
         &mut self,
         error: &IcmpError,

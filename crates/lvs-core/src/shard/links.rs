@@ -8,7 +8,8 @@ use core::net::SocketAddr;
 use crate::stats::Counters;
 use crate::{Protocol, Server};
 
-/// A shard's references to a server: its record, and this shard's counters of it.
+/// A shard's references to the record of a server, and to counters that the server's packets
+/// change.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
@@ -41,7 +42,7 @@ impl Links {
         self.links.get(place as usize)?.as_ref()
     }
 
-    /// Number of applied changes of records; `None` before the first.
+    /// Number of applied changes of records; `None` if all links must be set.
     pub(crate) const fn seen(&self) -> Option<u64> {
         self.seen
     }

@@ -16,7 +16,7 @@ pub struct Connection {
     pub id: ConnId,
     /// TCP, UDP or SCTP; 0 for a template of a firewall mark.
     pub protocol: Protocol,
-    /// Client; port 0 for a template.
+    /// The client's address and port; port 0 if the port is not known, and for a template.
     pub client: SocketAddr,
     /// Virtual address and port of the connection.
     pub virt: SocketAddr,
@@ -64,7 +64,7 @@ impl Shard {
         (piece.collect(), next)
     }
 
-    /// The connections in these slots, of which the shard has [`slots`](Self::slots).
+    /// Lists the connections in a range of slots, of which the shard has [`slots`](Self::slots).
     pub fn connections_in(
         &self,
         slots: Range<usize>,

@@ -1,5 +1,5 @@
-//! Local ports of full NAT: the address and port of the director that represents a client towards a
-//! server.
+//! Local ports of full NAT: the addresses and ports of the director that represent clients towards
+//! servers.
 //!
 //! A port is reserved for one server: protocol, server, local address and local port together
 //! identify the connection. So each further server and each further local address allows the same
@@ -26,8 +26,8 @@ use siphasher::sip::SipHasher13;
 use crate::conn::{ConnTable, Sparse};
 use crate::{Instant, Protocol};
 
-/// Time for which a port is not reused towards the same server after its last packet: the time for
-/// which a Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`).
+/// Time after the last packet of a connection for which its port is not reused towards the same
+/// server: the time for which a Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`).
 const QUIET: Duration = Duration::from_secs(60);
 /// Maximum number of ports of one local address that are tried for one connection. A port can be in
 /// use already, as long as connections use ports of an earlier range.
@@ -72,12 +72,13 @@ struct Tuple {
 
 #[derive(Debug)]
 struct Free {
-    /// The position, among the ports of this worker, of the first of the `fresh` ports that were never
-    /// used. After the last port, the first one follows.
+    /// Position of the first port that was never used, among the ports of this worker. `fresh` such
+    /// ports follow each other; after the last port, the first one follows.
     from: u16,
     fresh: u16,
-    /// Ports in this range that connections of a previous process use or used. They are released in
-    /// the same way as ports that this process has reserved.
+    /// Ports among the fresh ones that cannot be reserved again from there, because connections
+    /// that existed before this process use or used them. After their release, they are in
+    /// `released`.
     apart: BTreeSet<u16>,
     /// Released ports with the times of their last packets, as a heap: the port that has been
     /// unused for the longest time is first.

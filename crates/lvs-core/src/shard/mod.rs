@@ -51,8 +51,8 @@ pub(crate) use self::settings::{Settings, Shared};
 
 /// The connections of one worker.
 ///
-/// A packet of an existing connection needs only its shard: no lock and no allocation. A packet
-/// that needs a decision is returned as [`NeedsControl`], and must be passed to
+/// Most packets of existing connections need only their shard: no lock and no allocation. A packet
+/// about which the shard cannot decide is returned as [`NeedsControl`], and must be passed to
 /// [`Control::admit`](crate::Control::admit). A shard belongs to one thread at a time, and the
 /// caller must pass all packets of a connection, in both directions, to the same shard.
 ///
@@ -94,7 +94,7 @@ pub struct Shard {
     /// State of FTP control connections, by connection index.
     sessions: BTreeMap<u32, ftp::Session>,
     hand: Hand,
-    /// Packets of connections that were dropped or refused, for
+    /// Dropped and refused packets of connections, for
     /// [`Control::count_drops`](crate::Control::count_drops).
     pub drops: ServerDrops,
     /// Digests of the owned and of the borrowed connections, and the outgoing updates; `None`
@@ -264,8 +264,8 @@ impl Shard {
         self.find_reply(protocol, src, dst).is_some() || self.table.find_in(&request).is_some()
     }
 
-    /// Runs the timers of due connections; `budget` bounds the number of connections that one call
-    /// visits. Returns `true` if more may be due.
+    /// Runs the timers of due connections, and removes ended connections. `budget` bounds the
+    /// number of connections whose timers one call visits. Returns `true` if more may be due.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
         self.reap();
         let mut left = budget;
@@ -468,7 +468,8 @@ impl Shard {
         self.generation == generation && self.links.seen().is_some()
     }
 
-    /// Copies the settings, and stores their generation.
+    /// Copies the settings, and stores their generation. If the synchronisation master has changed,
+    /// also completes the present synchronisation message.
     pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
         if settings.master != self.settings.master {
             // The new master's messages may have another format, so the present message is

@@ -70,8 +70,9 @@ impl Passed {
 
 impl Shard {
     /// Decides on a packet by the userspace fast path, if the packet cannot change the state of its
-    /// connection. A reply must also pass through the host. If it returns `None`, nothing has
-    /// changed: call [`handle_packet_ahead`](Self::handle_packet_ahead).
+    /// connection. A reply is accepted only if the host would forward it (`transit`). `None` if the
+    /// packet must take the slow path: nothing has changed, and the caller calls
+    /// [`handle_packet_ahead`](Self::handle_packet_ahead).
     #[inline]
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         let Plain {

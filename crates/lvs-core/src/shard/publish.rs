@@ -216,7 +216,8 @@ pub struct Offer {
     pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
-    /// Local address and port with full NAT; `None` if the connection was offloaded before.
+    /// Local address and port with full NAT; `None` with other methods, or if the connection was
+    /// offloaded before.
     pub local: Option<LocalEnd>,
 }
 
@@ -257,8 +258,8 @@ impl Shard {
     /// has sent `packets` packets or a multiple of this number, or the connection was offloaded in
     /// another epoch. In epoch 0, no connection is offloaded.
     ///
-    /// If the connection cannot be offloaded for another reason, it is thus examined only
-    /// periodically.
+    /// [`offer`](Self::offer) can still refuse the connection for another reason. Such a connection
+    /// is thus examined only periodically.
     #[inline]
     pub fn is_offload_due(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
         let entry = self.table.get(conn.0);
@@ -375,8 +376,8 @@ impl Shard {
     /// Offloads a connection: a BPF program that reads the table's memory forwards its packets, as
     /// long as `epoch` is the current one. `client_hop` is the program's index of the next hop to
     /// the client; without it, the program looks up the next hop of each reply. Returns `false` if
-    /// the connection cannot be offloaded: it has ended, or another connection has the same
-    /// addresses and ports.
+    /// the connection is not offloaded, for example because it has ended, or because another
+    /// connection has the same addresses and ports.
     ///
     /// The program passes packets that change the state of the connection to the dataplane, so that
     /// the shard decides about them.

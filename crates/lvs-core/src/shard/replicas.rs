@@ -1,5 +1,5 @@
-//! Replication of connections: a shard sends the connections that it owns to peers, and stores
-//! those that it has borrowed from peers.
+//! Replication of connections: a shard sends its own connections to peers, and stores connections
+//! of peers (borrowed connections).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,7 +17,8 @@ pub(crate) const RECENT: Duration = Duration::from_secs(2);
 
 impl Shard {
     /// Enables replication. `keys` are the hash keys of this director's digests; peers compare
-    /// their replicas with the same keys.
+    /// their replicas with the same keys. If replication is already enabled, the previous keys
+    /// stay.
     pub fn keep_replicas(&mut self, keys: [u64; 2]) {
         if self.replicas.is_none() {
             self.replicas = Some(Box::new(Replicas::new(keys)));
@@ -128,10 +129,10 @@ impl Shard {
         (out, next)
     }
 
-    /// Makes this director the owner of the connections borrowed from a peer, in slots from `from`
-    /// on; with `ranges`, only of those in these ranges of the digest. Returns the slot at which
-    /// the next call continues; `None` at the end. To be called when the peer has stopped, or no
-    /// longer sends these connections.
+    /// Makes this director the owner of connections borrowed from a peer: of all of them, or with
+    /// `ranges` of the connections in these ranges of the digest. Visits at most `budget` slots,
+    /// from slot `from` on. Returns the slot at which the next call continues; `None` at the end.
+    /// To be called when the peer has stopped, or no longer sends these connections.
     pub fn adopt_borrowed(
         &mut self,
         peer: usize,
@@ -178,8 +179,8 @@ impl Shard {
 
     /// Whether a connection is worth replicating: a TCP or SCTP connection after its handshake and
     /// before its end, or another one whose client has sent as many packets as `sync_threshold`
-    /// requires. Connections that a peer cannot continue are excluded, as those with full NAT, and
-    /// so are those of this director's own health checks.
+    /// requires. Connections that a peer cannot continue are excluded, for example with full NAT,
+    /// and so are the connections of this director's health checks.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
@@ -201,7 +202,8 @@ impl Shard {
             && has_place(slot.client(), slot.virt(), slot.server_addr())
     }
 
-    /// Makes this director the owner of a connection that has no owner.
+    /// Makes this director the owner of a connection that has no owner, and queues an update for
+    /// peers.
     pub(super) fn tell(&mut self, index: u32, kind: Kind, now: Instant) {
         let slot = self.table.get(index);
         slot.set(flag::REPLICATED);

@@ -40,8 +40,7 @@ enum Worth {
     Idle,
 }
 
-/// The clock hand: the position of the search for connections to evict, and the number of
-/// evictions.
+/// The clock hand: the state of the search for connections to evict, and the numbers of evictions.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
     /// Number of the window of slots at which the search continues.

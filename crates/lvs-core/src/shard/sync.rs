@@ -12,7 +12,8 @@ impl Shard {
         self.sync.take(now, &self.settings.sysctls)
     }
 
-    /// Number of messages lost because the queue contained `sync_qlen_max` messages.
+    /// Number of messages lost because the queue contained
+    /// [`sync_messages_max`](Self::sync_messages_max) messages.
     pub fn lost_sync_messages(&self) -> u64 {
         self.sync.lost()
     }
@@ -35,9 +36,9 @@ impl Shard {
         self.settings.master.is_some()
     }
 
-    /// Queues synchronisation messages about offloaded connections whose clients have sent packets
-    /// since the last visit of the connection. Visits at most `budget` slots, from slot `from` on.
-    /// Returns the slot at which the next call continues; `None` at the end.
+    /// Queues synchronisation messages about offloaded connections, if the packets that their
+    /// clients have sent since the last visit require it. Visits at most `budget` slots, from slot
+    /// `from` on. Returns the slot at which the next call continues; `None` at the end.
     pub fn sync_offloaded_piece(
         &mut self,
         from: usize,
@@ -174,7 +175,7 @@ mod tests {
 
     const VIRT: &str = "198.51.100.1:80";
 
-    /// A director with a synchronisation master, and one connection with direct routing.
+    /// A director with a synchronisation master, and a service with one server (direct routing).
     fn master(protocol: Protocol) -> Director {
         let mut director = Director::new(Options {
             max_connections: 100,

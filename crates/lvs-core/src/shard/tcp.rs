@@ -23,7 +23,8 @@ pub(super) fn data_offset(tcp: &[u8]) -> Option<usize> {
     Some(usize::from(tcp.get(DATA_OFFSET)? >> 4) * 4)
 }
 
-/// The options of a TCP header, each with its kind and data, up to the first damaged one.
+/// The options of a TCP header, each with its kind and data, up to the end of the list or to the
+/// first damaged option. Padding is omitted.
 pub(super) fn options(mut options: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     const END: u8 = 0;
     const NOTHING: u8 = 1;

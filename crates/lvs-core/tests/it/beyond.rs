@@ -1,6 +1,6 @@
-//! Features that the kernel's IPVS does not have: `on_server_down`, slow starts, the scheduler
-//! `ewma`, response times, unanswered connection attempts and suspicious servers, the modern
-//! profile.
+//! Features that the kernel's IPVS does not have, such as `on_server_down`, slow starts, the
+//! scheduler `ewma`, response times, unanswered connection attempts and suspicious servers, and the
+//! modern profile.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

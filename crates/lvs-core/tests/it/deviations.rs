@@ -1,5 +1,5 @@
-//! Tests of differences from the kernel in this crate. docs/decisions.md lists all differences;
-//! other crates have the tests of the others.
+//! Tests of differences from the kernel in this crate. docs/decisions.md lists all differences; the
+//! tests of other differences are in other crates.
 
 use std::net::SocketAddr;
 
@@ -81,7 +81,7 @@ fn connection_timer_fires_at_deadline_and_not_before() {
 }
 
 /// A SYN with the addresses and ports of an old connection opens a new one at once. The kernel
-/// drops it if netfilter tracks the old connection, and schedules the repeated SYN.
+/// drops this SYN if netfilter tracks the old connection, and schedules the repeated SYN.
 #[test]
 fn port_reuse_with_conntrack_needs_no_second_syn() {
     const FIN: u8 = TcpFlags::FIN | TcpFlags::ACK;

@@ -1,5 +1,5 @@
-//! Checks that the documentation is complete, and that the files, functions, tests and links in it
-//! exist.
+//! Checks that the documentation covers the schedulers, sysctls and other parts of the code, and
+//! that the files, functions, tests and links in it exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -295,7 +295,7 @@ fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
 }
 
 /// Each difference in docs/decisions.md must name its test, each test named there must exist, and
-/// each test of a file `deviations.rs` must be named there.
+/// each test of `tests/e2e/deviations.rs` must be named there.
 #[test]
 fn every_deviation_has_its_test() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -441,8 +441,8 @@ fn links(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// The anchor that GitHub and mdBook give a heading: lower case, hyphens for spaces, no
-/// punctuation.
+/// The anchors that GitHub and mdBook give the headings of a page: lower case, hyphens for spaces,
+/// no punctuation.
 fn anchors(page: &str) -> Vec<String> {
     let headings = page.lines().filter(|line| line.starts_with('#'));
     let words = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());

@@ -45,7 +45,8 @@ fn syn(client: &str) -> PacketMeta<'static> {
     PacketMeta::tcp(Hook::Local, addr(client), addr(VIP), TcpFlags::SYN)
 }
 
-/// The complete state of a director as text; a refused operation must not change it.
+/// The services, servers, daemons, timeouts and sysctls of a director as text; a refused operation
+/// must not change them.
 fn seen(control: &Control) -> String {
     let services: Vec<_> = control
         .services()

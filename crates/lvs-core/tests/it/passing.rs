@@ -1,6 +1,6 @@
 //! Compares the userspace fast path with the slow path: two directors receive the same packets, and
-//! only one of them uses the fast path. After each packet, both must have the same verdict, states,
-//! deadlines and counters.
+//! only one of them uses the fast path. After each packet, both must have the same verdict, and
+//! after every 16 steps and at the end the same states, deadlines and counters.
 
 use crate::common::forwarded;
 use std::net::{SocketAddr, SocketAddrV4};
@@ -307,8 +307,8 @@ impl Twin {
         format!("{done} {messages:?}")
     }
 
-    /// Addresses of an answer to a client's last packet: those of the server and of the client, as
-    /// the connection in the table requires.
+    /// Source and destination of a server's answer to a client, according to the connection in the
+    /// table; `None` if there is no connection.
     fn answers(&self, kind: usize, number: u8) -> Option<(SocketAddr, SocketAddr)> {
         let (client, virt) = (client(number), virt(kind));
         let mut all = self.director.shard.connections_from(0, self.now);

@@ -1,5 +1,5 @@
-//! Behaviour that no recording of the kernel covers: defences, IPsec, ICMP errors that open
-//! connections, servers that send first, several shards.
+//! Behaviour that no recording of the kernel covers, for example defences, IPsec, ICMP errors that
+//! open connections, servers that send first, and several shards.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -643,8 +643,7 @@ fn sync_daemon_and_tunnel_to_other_family_exclude_each_other() {
     );
 }
 
-/// A backup with the same services stores the entries of a master, with their server, state and
-/// remaining time.
+/// A backup with the same services stores the entries of a master, with their servers and states.
 #[test]
 fn backup_takes_over_entries_of_master() {
     let mut config = rr();

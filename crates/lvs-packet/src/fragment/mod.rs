@@ -16,7 +16,7 @@ pub struct History {
     pub sizes: Vec<usize>,
     /// Length of the longest fragment in bytes, IP header included.
     pub longest: usize,
-    /// Length in bytes of the headers that each fragment had; for IPv6, of those before the
+    /// Length in bytes of the headers of each fragment; for IPv6, only of the headers before the
     /// fragment header.
     pub headers: usize,
     /// Whether the longest fragment had "don't fragment", so that the reassembled packet has it as

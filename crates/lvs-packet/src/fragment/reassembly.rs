@@ -147,7 +147,7 @@ struct Queue {
     ecn: u8,
 }
 
-/// Effect of a fragment that contradicts other fragments of its datagram.
+/// Effect of a fragment that does not fit into its datagram.
 enum Misfit {
     /// Only this fragment is discarded.
     Fragment,

@@ -28,7 +28,7 @@ impl Endpoint {
     }
 }
 
-/// A set of endpoints. A copy shares its memory, so that it is cheap.
+/// A set of endpoints. Clones share their memory, so cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     all: SharedSet<Endpoint>,

@@ -43,7 +43,8 @@ fn reply_ports<'a>(
     }
 }
 
-/// Address and port from which a server replies; port 0 if it may be any.
+/// The endpoints from which a server replies, one for each protocol; port 0 if any port is
+/// possible.
 fn answers(
     key: ServiceKey,
     server: SocketAddr,
@@ -97,7 +98,8 @@ pub struct LocalClient {
 const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
 const ISAKMP: u16 = 500;
 
-/// The endpoint, and those of protocols that belong to it: IPsec if it is ISAKMP.
+/// The endpoint, and for UDP with the port of ISAKMP or any port also the endpoints of IPsec with
+/// the same address.
 fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
     let followers = IPSEC.map(|protocol| Endpoint {
@@ -138,8 +140,9 @@ pub struct Intercept {
     pub quiet_vips: HashSet<IpAddr>,
     /// Real servers whose replies the dataplane translates: packets from these addresses and ports
     /// are intercepted, except those to the host itself. Their fragments are intercepted, too, and
-    /// ICMP errors of any sender about packets to the servers. Every forwarded ICMP fragment is
-    /// intercepted, because only the reassembled error shows to which packet it refers.
+    /// ICMP errors of any sender about packets to the servers. If there is such a server, every
+    /// forwarded ICMP fragment of its IP version is intercepted, because only the reassembled error
+    /// shows to which packet it refers.
     pub nat_servers: Endpoints,
     /// Addresses of the host that replace the addresses of clients towards servers (full NAT).
     /// Packets from the servers in `nat_servers` to these addresses are intercepted, although they
@@ -159,8 +162,9 @@ pub struct Intercept {
 }
 
 impl Intercept {
-    /// The interception that the services and servers of `control` require. The caller must add own
-    /// addresses and clients on this host. `before` is the previous interception.
+    /// The interception that the services and servers of `control` require. The caller must add the
+    /// parts that `control` does not contain, for example own addresses and clients on this host.
+    /// `before` is the previous interception.
     pub fn of(control: &Control, before: &Self) -> Self {
         let mut spec = Self {
             every_icmp: control.sysctls().schedule_icmp,
@@ -234,7 +238,8 @@ impl Intercept {
         self.local_nodes.extend(answers(key, server, helped));
     }
 
-    /// Intercepts packets to a service with this key, including data connections of FTP.
+    /// Intercepts packets to a service with this key. If the service is persistent or has a port of
+    /// the FTP helper (`helped`), data connections of FTP are included.
     pub fn add_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
         let endpoint = service_endpoint(key);
         self.services
@@ -293,7 +298,7 @@ impl Intercept {
         }
     }
 
-    /// Whether a service would accept packets with this destination.
+    /// Whether packets with this destination are intercepted because of a service.
     pub fn is_to_service(&self, tuple: &Tuple) -> bool {
         let (address, protocol) = (tuple.dst.ip(), tuple.protocol);
         [tuple.dst.port(), 0].iter().any(|&port| {

@@ -17,8 +17,8 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};
 
-/// If the packet is longer than `mtu` and must not be fragmented: its length, or that of its
-/// longest segment. `None` if it can be sent.
+/// The length of the packet, or of its longest segment or fragment, if it is longer than `mtu` and
+/// must not be fragmented. `None` if the packet can be sent.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
     // A reassembled IPv6 packet is sent in fragments that are not longer than those that arrived.
@@ -40,7 +40,8 @@ fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, Fr
 impl Pipeline {
     /// Sends an ICMP error about a packet that does not fit into `mtu` and must not be fragmented
     /// (`ensure_mtu_is_adequate`). Returns the fate of this packet; `None` if the packet can be
-    /// sent. `way` is the server of the packet, and whether a tunnel leads to it.
+    /// sent. `way` is the server of the packet, and whether a tunnel leads to it; with `way`, the
+    /// packet is recorded as too long for this server.
     pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,
@@ -67,9 +68,9 @@ impl Pipeline {
         matches!(longest(frame, job, mtu), Ok(None))
     }
 
-    /// Checks the IPv4 options of a packet, unless the host has done so, and stores in `job` those
-    /// that the director must fill in. If the options are invalid or refused, returns the fate of
-    /// the packet.
+    /// Checks the IPv4 options of a packet, unless the host has done so, and stores in `job` the
+    /// options that the director must fill in. If the options are invalid or refused, returns the
+    /// fate of the packet.
     pub(super) fn read_options<N: Net>(
         &mut self,
         frame: &Frame,
@@ -119,7 +120,7 @@ impl Pipeline {
     }
 
     /// Fills in the IP options of a reply: a recorded route gets the address of the outgoing
-    /// interface, and a time stamp that of the incoming interface.
+    /// interface, and a time stamp gets the address of the incoming interface.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,
         frame: &mut Frame,

@@ -16,7 +16,7 @@ pub enum Fate {
     Left,
     /// Reinjected into the host, through its TUN device or on the interface on which it arrived.
     GivenBack,
-    /// Answered by the dataplane: ARP, NDP, echo and resets for addresses that the dataplane owns.
+    /// Answered by the dataplane, for example ARP, or an echo request to an address that it owns.
     Answered,
     /// Stored as a fragment; the reassembled datagram gets its own fate.
     Fragment,
@@ -103,7 +103,7 @@ counters! {
     handed_over: u64,
     /// Number of frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     dropped: [u64; FrameDrop::ALL.len()],
-    /// Number of frames with a VLAN tag among those that were left to the host.
+    /// Number of frames that were left to the host because of a VLAN tag.
     tagged: u64,
     /// Number of ICMP errors that the dataplane has sent.
     icmp_sent: u64,

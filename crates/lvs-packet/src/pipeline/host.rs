@@ -50,7 +50,7 @@ pub(super) fn device_to_host<N: Net>(frame: &Frame, is_own: bool, net: &N) -> Op
 
 impl Pipeline {
     /// Handles a packet that belongs to no connection: it is left to the host, reinjected, sent for
-    /// a real server on the host, or answered.
+    /// a real server on the host, answered, or dropped.
     pub(super) fn accept<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -263,7 +263,8 @@ impl Pipeline {
         }
     }
 
-    /// Answers an echo request to an address that the dataplane owns.
+    /// Answers an echo request to an address that the dataplane owns, within the limit of answers.
+    /// Drops other ICMP messages.
     fn echo<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         let packet = &job.packet;
         if !wire_icmp::is_echo_request(frame.bytes(), packet.l4) {

@@ -180,7 +180,8 @@ impl Pipeline {
         }
     }
 
-    /// Stores a fragment, and processes the datagram when it is complete.
+    /// Stores a fragment. When the datagram is complete, processes it, or queues it for the worker
+    /// that has its connection.
     fn fragment<N: Net, D: Decide>(
         &mut self,
         frame: &mut Frame,

@@ -33,8 +33,8 @@ pub(super) enum Pieces<'a> {
 }
 
 impl Job<'_> {
-    /// The fragmentation of a packet to a server, whose `history` are the fragments in which it
-    /// arrived.
+    /// The fragmentation of a packet to a server. `history` describes the fragments in which the
+    /// packet arrived.
     pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
         match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
@@ -191,8 +191,8 @@ impl Pipeline {
         self.fragments(cutter, link, cx)
     }
 
-    /// Cuts a packet of either IP version into fragments of at most `limit` bytes. `sizes` and `df`
-    /// are those of [`Cutter::v4`].
+    /// Cuts a packet of either IP version into fragments of at most `limit` bytes. `sizes` has the
+    /// same meaning as in [`Cutter::v4`], and so has `df`, which applies to IPv4 only.
     fn cutter<'a>(
         &self,
         ip: &'a [u8],

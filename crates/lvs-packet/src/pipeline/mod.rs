@@ -198,7 +198,7 @@ pub struct Pipeline {
     pub share: Option<Share>,
     common: Arc<Common>,
     tunnels: KnownPaths,
-    /// The ICMP error that the pipeline has sent about the current packet.
+    /// The pipeline's ICMP error about the current packet, if the director must still decide on it.
     own_error: Option<OwnError>,
 }
 

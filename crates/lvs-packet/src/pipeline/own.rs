@@ -12,8 +12,8 @@ use crate::net::Net;
 use crate::parse::{self, Icmp, Packet};
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
-/// The ICMP error that the pipeline has sent about the current packet. The director must decide on
-/// it as well, because the kernel's IPVS also processes the host's own packets (`LOCAL_OUT`).
+/// The pipeline's ICMP error about the current packet. The director must decide on the error as
+/// well, because the kernel's IPVS also processes the host's own packets (`LOCAL_OUT`).
 #[derive(Debug)]
 pub(super) enum OwnError {
     /// The error was sent. The director still counts it for the connection that it concerns.
@@ -108,7 +108,8 @@ impl Pipeline {
         cx.out.keep(error);
     }
 
-    /// Lets the director decide on the ICMP error that the pipeline has sent about the last packet.
+    /// Lets the director decide on the pipeline's ICMP error about the last packet, if there is
+    /// one.
     pub(super) fn finish_own_error<N: Net, D: Decide>(
         &mut self,
         decide: &mut D,

@@ -141,8 +141,8 @@ impl Pipeline {
     }
 }
 
-/// The packet in a frame, if the userspace fast path can process the frame: it contains an ordinary
-/// packet, is no super-packet, and its partial checksum, if any, is inside the packet.
+/// The packet in a frame; `None` if the userspace fast path cannot process the frame, for example
+/// because it is a super-packet or has another destination than this port.
 #[inline]
 fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     let (link, ip) = frame.bytes().split_at_checked(ETHERNET_LEN)?;

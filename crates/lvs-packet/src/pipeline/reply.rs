@@ -181,8 +181,8 @@ impl Job<'_> {
     }
 }
 
-/// Translates the source or the destination of a packet; of an ICMP error, also that of the packet
-/// that it quotes.
+/// Translates the source or the destination of a packet. For an ICMP error, also translates the
+/// opposite side of the packet that the error quotes.
 #[inline]
 pub(super) fn rewrite(
     frame: &mut Frame,

@@ -10,7 +10,8 @@ use crate::parse::{self, Packet};
 use crate::wire::tcp;
 
 impl Pipeline {
-    /// Sends a reset that [`Shard::end_down`](lvs_core::Shard::end_down) has returned: with
+    /// Sends a reset or probe that [`Shard::end_down`](lvs_core::Shard::end_down) or
+    /// [`Shard::take_late_resets`](lvs_core::Shard::take_late_resets) has returned: with
     /// [`Reset::forward`], as a request of the client; otherwise, as an answer of the dataplane.
     pub fn send_reset<N: Net>(
         &mut self,

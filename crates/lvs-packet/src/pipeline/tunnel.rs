@@ -149,9 +149,9 @@ impl Pipeline {
         }
     }
 
-    /// Processes `message`, an ICMP error about a tunnel packet of the director. If the packet
-    /// inside was a request of a connection, the client receives an error about this request. An
-    /// ICMPv6 error (`six`) only updates the path MTU.
+    /// Processes `message`, an ICMP error about a tunnel packet of the director, which may update
+    /// the path MTU. If the error is not ICMPv6 (`six`), and the packet inside was a request of a
+    /// connection, the client receives an error about this request, within the rate limit.
     pub(super) fn tunnel_complaint<N: Net, D: Decide>(
         &mut self,
         message: &[u8],

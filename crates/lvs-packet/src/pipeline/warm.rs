@@ -18,8 +18,9 @@ pub(super) const AHEAD: usize = 64;
 /// Look-up hints for the frames of a batch.
 pub(super) type Known = [Option<Ahead>; AHEAD];
 
-/// Prefetches the memory that the look-ups of these frames will read. Other frames than ordinary
-/// IPv4 packets are skipped, which affects only the speed.
+/// Prefetches the memory that the look-ups of these frames will read, and stores the hints for
+/// these look-ups in `known`. Other frames than ordinary IPv4 packets are skipped, which affects
+/// only the speed.
 #[inline]
 pub(super) fn look_ahead<D: Decide>(
     frames: &[Frame],

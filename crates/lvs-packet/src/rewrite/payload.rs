@@ -15,7 +15,7 @@ const ACKNOWLEDGEMENT: usize = tcp::field::ACKNOWLEDGEMENT.start;
 const CHECKSUM: usize = tcp::field::CHECKSUM.start;
 const OPTIONS: usize = tcp::HEADER_LEN;
 
-/// Kinds of TCP options (RFC 9293 section 3.1, RFC 2018).
+/// The kind that ends the list of TCP options (RFC 9293 section 3.1).
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_SACK: u8 = 5;

@@ -72,8 +72,8 @@ pub struct Outer {
 /// Length in bytes of the longest outer headers: IPv6, UDP, GUE.
 const TEMPLATE_LEN: usize = ipv6::HEADER_LEN + UDP_LEN + GUE_LEN;
 
-/// Outer headers for all packets to a server. Some fields depend on the packet, and the caller sets
-/// them: lengths, class, hop limit, identification, checksum, and the source port of GUE.
+/// Outer headers for all packets to a server. The caller sets the fields that depend on the packet,
+/// for example lengths, class, identification and checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Template {
     bytes: [u8; TEMPLATE_LEN],
@@ -174,8 +174,8 @@ pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -
     (mtu >= least).then_some(mtu)
 }
 
-/// The source port for the connection of a packet (`udp_flow_src_port`): the same for all of its
-/// packets.
+/// The source port of GUE for the connection of a packet (`udp_flow_src_port`): the same port for
+/// all packets of the connection.
 pub fn source_port(packet: &Packet) -> u16 {
     let (sport, dport) = packet.ports.unwrap_or_default();
     let mut hash = u32::from(packet.protocol.0) ^ (u32::from(sport) << 16 | u32::from(dport));

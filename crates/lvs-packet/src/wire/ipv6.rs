@@ -127,8 +127,8 @@ pub fn increment_hop_limit(ip: &mut [u8]) {
     }
 }
 
-/// Writes the payload length: that of `ip` without the fixed header; 0 if it needs more than 16
-/// bits.
+/// Writes the payload length: the length of `ip` without the fixed header, or 0 if this needs more
+/// than 16 bits.
 #[inline]
 pub fn finish_len(ip: &mut [u8]) {
     let len = ip.len().saturating_sub(HEADER_LEN);
@@ -186,8 +186,8 @@ pub struct Chain {
     pub authenticated: bool,
 }
 
-/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are truncated or do
-/// not end.
+/// Walks over the extension headers of `ip` (`ipv6_find_hdr`); `None` if they are truncated or too
+/// many.
 pub fn walk(ip: &[u8]) -> Option<Chain> {
     let mut named_at = 6;
     let mut at = HEADER_LEN;

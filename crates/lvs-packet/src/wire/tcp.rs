@@ -1,5 +1,5 @@
-//! TCP resets: answers to segments without a connection (RFC 9293 section 3.10.7.1), and resets
-//! that the director sends on its own.
+//! The TCP header, its checksum, and TCP resets: answers to segments without a connection (RFC 9293
+//! section 3.10.7.1), and resets that the director sends on its own.
 
 use std::net::IpAddr;
 

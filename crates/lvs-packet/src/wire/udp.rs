@@ -20,8 +20,8 @@ pub mod field {
 pub const HEADER_LEN: usize = field::CHECKSUM.end;
 
 /// The end of a datagram whose header is at `l4` of the IP packet `ip`, according to its length
-/// field. `None` if the packet is shorter than this, or the length is less than a header
-/// (`udp_rcv`). Over IPv6, a length of 0 means all bytes (RFC 2675).
+/// field. `None` if the packet ends before it, or if the length is less than a header (`udp_rcv`).
+/// Over IPv6, a length of 0 means all bytes (RFC 2675).
 pub fn end(ip: &[u8], l4: usize) -> Option<usize> {
     let datagram = ip.get(l4..).filter(|bytes| bytes.len() >= HEADER_LEN)?;
     let len = match usize::from(be16(datagram, field::LENGTH)) {

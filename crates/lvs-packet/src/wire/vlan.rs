@@ -20,7 +20,8 @@ const VLAN: u16 = 0x0fff;
 /// Length in bytes of the two addresses in front of a tag.
 const ADDRESSES_LEN: usize = 12;
 
-/// The VLAN of the outermost tag of an Ethernet frame, 1 to 4094; 0 for a priority tag.
+/// The VLAN number in the outermost tag of an Ethernet frame; 0 in a priority tag. `None` if the
+/// frame has no tag.
 #[inline]
 pub fn outermost(frame: &[u8]) -> Option<u16> {
     match frame.get(12..16).map(|tag| be16(tag, 0))? {

@@ -399,16 +399,17 @@ fn by_tunnel(tunnel: Tunnel) -> ServerConfig {
     config
 }
 
-/// A packet of a client that is as long as the MTU of the link, and must not be fragmented.
+/// A packet of a client that is longer than the path MTU of a [`complaint`], and must not be
+/// fragmented.
 fn long(port: u16) -> Vec<u8> {
     let mut whole = udp((CLIENT, 4000), (VIP, port), &[7; 1300]);
     allow_fragments(&mut whole, false);
     whole
 }
 
-/// With GRE and GUE, the kernel's host uses the path MTU of any error. The dataplane uses it only
-/// from an error about a packet that it has sent, so that a forger cannot set it. With IP in IP,
-/// the kernel does not use it either.
+/// With GRE and GUE, the kernel's host uses the path MTU of any error. The dataplane ignores errors
+/// about a path by which it has sent no packet, so that a forger cannot set its MTU. With IP in IP,
+/// the kernel ignores such errors, too.
 #[test]
 fn tunnel_path_mtu_of_unused_path_is_ignored() {
     let gue = Tunnel::Gue {

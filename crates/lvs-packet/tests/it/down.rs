@@ -1,5 +1,6 @@
-//! A server is removed, and both ends of its connections receive a reset. The tests pass frames to
-//! a real director, and check the sent frames.
+//! Packets of both ends of a connection after its server was removed, and the resets that both ends
+//! receive if the service requires this. The tests pass frames to a real director, and check the
+//! sent frames.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,5 @@
-//! Reinjected packets reach the host unchanged, and packets with impossible sources are dropped.
+//! Packets that are reinjected into the host unchanged, and packets that are dropped because of
+//! their tags, their source or their path.
 
 use std::net::IpAddr;
 

@@ -119,8 +119,8 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
     }
 }
 
-/// In a flood, SYNs get a limited part of the worker's time. Other packets, and packets of the
-/// host, are not limited.
+/// In a flood, SYNs get a limited part of the worker's time. Other packets, and SYNs to ports of
+/// the host, are not limited.
 #[test]
 fn only_syns_above_their_share_are_dropped_in_flood() {
     let mut lab = echo(Forwarding::Nat);
@@ -155,7 +155,8 @@ fn only_syns_above_their_share_are_dropped_in_flood() {
 }
 
 /// Processes frames as one batch, in the same portions as a worker. Returns the largest number of
-/// frames that waited to be sent at the same time, the number of all sent frames, and their bytes.
+/// frames that waited to be sent at the same time, the number of all sent frames, and the largest
+/// memory of waiting frames in bytes.
 fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     let env = Env::new(&lab.net, &lab.intercept);
     let mut out = Output::new();
@@ -230,8 +231,8 @@ fn tiny_fragments_count_towards_memory_limit_with_overhead() {
     );
 }
 
-/// A batch of super-packets, with the smallest segments that are accepted, is sent into a tunnel.
-/// Each must be cut.
+/// A batch of super-packets, with the smallest segments that are accepted, is sent into a tunnel,
+/// so that each must be cut. Super-packets with smaller segments are dropped.
 #[test]
 fn super_packets_are_segmented_in_portions_and_dropped_if_segments_are_tiny() {
     let mut lab = echo(Forwarding::Tunnel);

@@ -1,4 +1,4 @@
-//! Full NAT with a real director: each sent packet equals the expected one byte for byte.
+//! Full NAT with a real director: addresses, ports, checksums and payload of the sent packets.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -54,8 +54,8 @@ fn services(control: &mut Control, six: usize) {
 }
 
 impl Bed {
-    /// A lab whose local address is an address of the host, or one for which the dataplane answers
-    /// ARP (`own`).
+    /// A lab whose local addresses are addresses of the host, or with `own` addresses that the
+    /// dataplane owns.
     fn new(own: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 1 << 12,

@@ -1,6 +1,6 @@
-//! Tasks of a host in addition to IPVS: IP options, impossible sources, neighbours that do not
-//! answer, echo requests, segment sizes, VLAN tags. The expected numbers and addresses were
-//! recorded from the kernel.
+//! Tasks of a host in addition to IPVS, for example IP options, impossible sources, neighbours that
+//! do not answer, echo requests, segment sizes and VLAN tags. The expected numbers and addresses
+//! were recorded from the kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;

@@ -1,6 +1,7 @@
-//! The frames that the pipeline sends for verdicts that the tests choose. The frames with addresses
-//! in 10.0/16 and 10.1/16 were recorded from a kernel with IPVS; fields that vary between runs (the
-//! identification of packets that the director creates) are compared as zero.
+//! The frames that the pipeline sends for verdicts that the tests choose. The hexadecimal frames of
+//! requests and their expected results were recorded from a kernel with IPVS; fields that vary
+//! between runs (the identification of packets that the director creates, and the header checksum)
+//! are compared as zero.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;

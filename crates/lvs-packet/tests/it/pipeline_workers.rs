@@ -1,5 +1,5 @@
-//! Two workers of one director: the director's counters include those of both, and limits apply to
-//! both together.
+//! Two workers of one director: the director's counters include the packets of both, and limits
+//! apply to both together.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;

@@ -48,8 +48,9 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     port().or_else(extended_port).map(FtpCommand::Active)
 }
 
-/// The address that a server's reply announces, and the bytes of the segment that contain it. If a
-/// reply to EPSV contains no address, it means the address of `server`.
+/// The address that a server's reply announces, and the bytes of the segment that contain it;
+/// `None` if the segment announces no address in this mode. A reply to EPSV without an address
+/// announces the address of `server`.
 pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAddr, Range<usize>)> {
     let code: &[u8] = match mode {
         Mode::Active => return None,

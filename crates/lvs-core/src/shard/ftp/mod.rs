@@ -1,11 +1,11 @@
 //! The helper for FTP: data connections follow the control connection that announces them
 //! (`ip_vs_ftp`).
 //!
-//! It inspects control connections to servers behind NAT. An address that a client announces (PORT,
-//! EPRT) becomes a connection that the server may open. An address that a server announces (in
-//! answer to PASV, EPSV) becomes one that the client may open, and the helper replaces the server's
-//! address by the virtual one. This can change the length of the text, and then all later sequence
-//! numbers of the stream: see [`Shift`].
+//! It inspects control connections to servers behind NAT. If a client announces an address (PORT,
+//! EPRT), the helper creates a connection that the server may open. If a server announces an
+//! address (in answer to PASV, EPSV), the helper creates a connection that the client may open, and
+//! replaces the server's address by the virtual one. This can change the length of the text, and
+//! then all later sequence numbers of the stream: see [`Shift`].
 //!
 //! In the kernel, connection tracking adjusts the sequence numbers, and only in segments that
 //! belong to a tracked connection. [`track`] imitates this.
@@ -32,7 +32,8 @@ pub const FTP_PORTS_MAX: usize = 8;
 /// Default port of control connections.
 const FTP_PORT: u16 = 21;
 
-/// Parses the name of a helper as in options: `ftp`, or `ftp=PORT,...`. Returns the ports.
+/// Parses the name of a helper as in options: `ftp` (port 21), or `ftp=PORT,...`. Returns the
+/// ports.
 ///
 /// # Errors
 /// [`Error::UnknownHelper`], [`Error::HelperPorts`].
@@ -90,7 +91,8 @@ impl Replacement {
     }
 }
 
-/// The client's last command on a control connection, PASV or EPSV.
+/// The kind of announcement that the helper expects in the server's replies, according to the
+/// client's commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
     /// Neither PASV nor EPSV since the last announcement of an address: the helper does not search
@@ -128,7 +130,7 @@ struct Tcp<'a> {
     acknowledgement: u32,
     flags: TcpFlags,
     window: u16,
-    /// The options of a SYN; `None` for other segments.
+    /// The options of a SYN; `None` for a SYN without options, and for other segments.
     offer: Option<Offer>,
     options: &'a [u8],
     payload: &'a [u8],
@@ -205,7 +207,7 @@ impl Shard {
     /// Inspects a segment from the client of control connection `index`, after the segment changed
     /// the connection's state (`ip_vs_ftp_in`). Creates the data connection that a PORT or EPRT
     /// command announces. Returns the shift by which the client's acknowledgements of the server's
-    /// stream must be changed.
+    /// stream must be changed; `None` if they stay unchanged.
     ///
     /// # Errors
     /// The reason why the segment is dropped.
@@ -425,8 +427,8 @@ mod tests {
     const CLIENT: ([u8; 4], u16) = ([198, 51, 100, 7], 4001);
     const VIP: ([u8; 4], u16) = ([192, 0, 2, 10], 21);
 
-    /// A control connection to one of two servers. With `data`, the server has announced a data
-    /// connection over it.
+    /// A control connection to one of two servers. With the argument `data` of `new`, the server
+    /// has announced a data connection over it.
     struct Control {
         director: Director,
         key: ServiceKey,

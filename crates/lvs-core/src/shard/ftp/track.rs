@@ -176,7 +176,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Initialises the stream with the sequence numbers of a SYN.
+    /// Initialises the stream with the sequence numbers of its first segment, or of a later SYN.
     fn begin(&mut self, end: u32, window: u16, offer: Option<Offer>) {
         (self.end, self.limit) = (end, end);
         self.window = u32::from(window).max(1);
@@ -194,7 +194,7 @@ impl Stream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Last {
     from: From,
-    /// Kind of the last segment; `None` if only the first segment was tracked.
+    /// Kind of the last segment; `None` while the first segment is examined.
     kind: Option<Kind>,
     end: u32,
     acknowledged: u32,
@@ -220,8 +220,8 @@ enum Fit {
     Invalid,
 }
 
-/// The tracked state of a control connection. Sequence numbers of the server's stream are those
-/// that the server uses.
+/// The tracked state of a control connection. Sequence numbers of the server's stream are stored as
+/// the server uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Track {
     state: State,
@@ -232,12 +232,12 @@ pub(super) struct Track {
     last: Last,
     /// Whether the side that did not open the connection has sent a segment.
     replied: bool,
-    /// Whether both sides have sent segments after the handshake.
+    /// Whether the connection was established, and both sides have sent segments.
     assured: bool,
 }
 
-/// Tracks a segment, and returns its relation to the connection. `shift` is that of the server's
-/// stream.
+/// Tracks a segment, and returns its relation to the connection. `shift` is the shift of the
+/// server's stream.
 pub(super) fn follow(
     track: &mut Option<Track>,
     from: From,

@@ -57,8 +57,8 @@ impl DirectorLab {
         self.send(SERVERS, SV_MAC, ip, offload)
     }
 
-    /// Passes an IP packet to the pipeline, and returns the sent frames. The offsets of `offload`
-    /// are relative to the start of the IP packet.
+    /// Passes an IP packet to the pipeline, and returns the sent packets without their link
+    /// headers. The offsets of `offload` are relative to the start of the IP packet.
     fn send(
         &mut self,
         port: PortId,

@@ -42,8 +42,8 @@ pub const CL_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1);
 pub const GW_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 pub const SV_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// The network of the lab: 10.1.0.0/16 and fd00:1::/64 are on the servers' link, and all other
-/// addresses are behind a gateway on the clients' link.
+/// The network of the lab: 10.1.0.0/16 and fd00:1::/32 are on the servers' link, 240.0.0.0/4 and
+/// fdff::/16 are unreachable, and all other addresses are behind a gateway on the clients' link.
 pub fn table() -> Table {
     let port = |mac, mtu, ethernet| PortInfo {
         mac,
@@ -121,7 +121,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// A service with one server. The tunnel, if the method is one, is IPIP.
+    /// A service with one server, or without a server if `server` is empty. The tunnel, if the
+    /// method is one, is IPIP.
     pub fn new(method: Forwarding, protocol: Protocol, virt: &str, server: &str) -> Self {
         Self {
             protocol,
@@ -219,7 +220,8 @@ impl Decide for OneServer {
     }
 }
 
-/// Runs `work` with a pipeline, and returns the frames to be sent.
+/// Runs `work` with a pipeline, checks that the pipeline has counted each frame once, and returns
+/// the frames to be sent.
 pub fn sent(
     pipeline: &mut Pipeline,
     out: &mut Output,
