@@ -10,14 +10,13 @@ reasons! {
         Truncated => "truncated",
         /// The version in the IP header does not match the EtherType.
         IpVersion => "ip_version",
-        /// The header length in the IPv4 header is below 20 bytes, or the chain of IPv6 extension
-        /// headers is truncated or too long.
+        /// The header length in the IP header is below 20 bytes.
         IpHeaderLength => "ip_header_length",
         /// The checksum of the IP header is wrong.
         IpChecksum => "ip_checksum",
         /// The total length in the IP header is shorter than the header.
         IpLength => "ip_length",
-        /// The checksum that a device has left to the receiver is not within the frame's payload.
+        /// The checksum that a device has left to the receiver is outside of the frame.
         BadOffload => "bad_offload",
         /// The ICMP message is shorter than 8 bytes.
         IcmpShort => "icmp_short",
@@ -40,7 +39,7 @@ reasons! {
         TtlExceeded => "ttl_exceeded",
         /// The packet is longer than the MTU of its path, and must not be fragmented.
         TooBig => "too_big",
-        /// The MTU of the path is too small for a tunnel or for fragments.
+        /// The MTU of the path is too small for a tunnel.
         MtuTooSmall => "mtu_too_small",
         /// There is no route to the destination.
         NoRoute => "no_route",
@@ -64,8 +63,8 @@ reasons! {
         Unsupported => "unsupported",
         /// The packet is a GSO super-packet that contradicts its own headers.
         BadAggregate => "bad_aggregate",
-        /// The packet is a GSO super-packet with more or smaller segments than a sender may
-        /// request, or with more segments than the dataplane creates from one frame.
+        /// The packet is a GSO super-packet whose segments are smaller or more numerous than those
+        /// of any TCP implementation.
         TinySegments => "tiny_segments",
         /// The frame has a priority tag (VLAN 0) inside another priority tag, which no sender
         /// needs.
