@@ -29,8 +29,8 @@ pub enum Error {
     /// The address cannot be the address of a server: it is unspecified, multicast, broadcast, IPv6
     /// link-local or IPv4-mapped (EINVAL).
     NotUnicast,
-    /// The address family of the server differs from its service's, and the server uses no tunnel,
-    /// or a synchronisation daemon is running or to be started (EINVAL).
+    /// The address family of the server differs from its service's (EINVAL). This is permitted only
+    /// for a tunnel server, and only while no synchronisation daemon is running or to be started.
     FamilyMismatch,
     /// The protocol of the service is not TCP, UDP or SCTP (EINVAL).
     Protocol,

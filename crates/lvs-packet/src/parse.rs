@@ -411,8 +411,8 @@ fn inner6(bytes: &[u8]) -> Option<(Tuple, bool)> {
     Some((tuple, ports.is_some()))
 }
 
-/// Reads the first chunk of an SCTP packet, and whether the chunk after a cookie is an ABORT
-/// (`set_sctp_state` checks both).
+/// Reads the type of the first chunk of an SCTP packet, and whether the chunk after a COOKIE ECHO
+/// or COOKIE ACK is an ABORT (`set_sctp_state` checks both).
 fn sctp_chunk(chunks: &[u8]) -> SctpChunk {
     const COOKIE_ECHO: u8 = 10;
     const COOKIE_ACK: u8 = 11;

@@ -86,8 +86,9 @@ impl Control {
         no_room
     }
 
-    /// Binds an adopted connection to its server, if there still is one; `false` if the connection
-    /// must be removed.
+    /// Binds an adopted connection to its server, or to no server if that no longer exists. Returns
+    /// `false`, without a change, if the caller must remove the connection: a template, or one that
+    /// is about to end.
     fn keeps(&self, entry: Entry<'_>) -> bool {
         if !is_kept(entry.flags()) {
             return false;

@@ -102,8 +102,9 @@ impl FastPath {
     }
 }
 
-/// Converts a rule to words, for each of its ranges of ports. Omits a rule without addresses, and
-/// one whose interface does not exist. `has`: whether there is a service with a mark. `link`: the
+/// Converts a rule to entries for the BPF programs: one for each of its ranges of ports, or one for
+/// all ports. Returns none if the rule has neither a destination nor a source, or if its interface
+/// does not exist. `has` returns whether there is a service with a mark, and `link` returns the
 /// index of an interface.
 fn rule_words(
     spec: &MarkRule,

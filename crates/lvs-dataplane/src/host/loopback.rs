@@ -67,8 +67,8 @@ pub(super) struct Loopback {
 struct Trouble {
     since: Instant,
     error: String,
-    /// Whether no packet is redirected until the dataplane is restarted. Otherwise only some
-    /// entries are missing in the map.
+    /// `true`: the redirection failed as a whole, and no packet is redirected until the
+    /// dataplane is restarted. `false`: only some entries are missing in the map.
     refused: bool,
 }
 

@@ -24,7 +24,8 @@ impl Builder {
         }
     }
 
-    /// Begins a message with the header of its family.
+    /// Begins a message: writes its netlink header, and then `header`, the fixed header of its
+    /// type, such as `ifinfomsg`.
     pub(crate) fn begin(&mut self, kind: u16, flags: u16, header: &[u8]) {
         self.seq = self.seq.wrapping_add(1);
         self.message = self.buf.len();

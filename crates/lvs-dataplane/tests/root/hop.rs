@@ -107,7 +107,8 @@ impl Router {
         }
     }
 
-    /// Runs a function with the steering in the host's namespace. Returns the steering.
+    /// Calls `act` in the host's namespace with `steering`, or with a new steering if that is
+    /// `None`. Returns the steering.
     fn with(
         &self,
         steering: Option<Steering>,

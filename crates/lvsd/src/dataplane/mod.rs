@@ -57,7 +57,7 @@ const BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(200)..=Duration::from_secs(30);
 /// Delay before lvsd replaces a dataplane that another program had started.
 const FOREIGN_GRACE: Duration = Duration::from_secs(3);
-/// Maximum time after a reload in which its changes have one line in the log.
+/// Maximum time after a reload in which its changes are not logged one by one, but in one line.
 const SETTLES: Duration = Duration::from_secs(60);
 /// Lifetime after which an exited dataplane is restarted without a pause.
 const STABLE: Duration = Duration::from_secs(60);

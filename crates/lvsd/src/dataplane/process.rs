@@ -1,4 +1,5 @@
-//! The real host: socket and process of the dataplane, and the lock against a second daemon.
+//! The implementation of [`Host`] outside of tests: socket and process of the dataplane, and the
+//! lock against a second daemon.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A service with one server and a check, unless `keys` contains another check.
+/// The text of a file with a service that has one server. Its check is a TCP check, unless `keys`
+/// contains a check.
 fn checked(keys: &str, top: &str) -> String {
     let check = match keys.contains("check = ") {
         true => "",
