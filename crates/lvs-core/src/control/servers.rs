@@ -10,7 +10,7 @@ use super::check;
 use super::records::Trash;
 use crate::attempts::RecentAttempts;
 use crate::stats::{ServerDrops, Stats};
-use crate::{Error, Instant, Protocol, Server, ServerConfig, ServerId, ServiceKey};
+use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Interval between two searches for records of removed servers that can be freed
 /// (`IP_VS_DEST_TRASH_PERIOD`).
@@ -45,11 +45,7 @@ impl Control {
         server.configure(config);
         server.reset_last_weight();
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
-        let (timed, is_udp) = (
-            service.pool.needs_replies(),
-            service.key.protocol() == Some(Protocol::UDP),
-        );
-        server.follow_extras(&service.config.extras, timed, is_udp);
+        service.set_watches(&server);
         service.pool.add(server);
         self.recount(number, addr, None, Some(config.forwarding));
         self.apply_slow_start(number, now);

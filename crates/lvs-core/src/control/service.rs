@@ -8,7 +8,7 @@ use super::limiter::Limiter;
 use super::slow_start::SlowStart;
 use crate::recent::ReasonCounters;
 use crate::stats::{ObjectStats, Stats};
-use crate::{Forwarding, Instant, Pool, Server, ServiceConfig, ServiceKey};
+use crate::{Forwarding, Instant, Pool, Protocol, Server, ServiceConfig, ServiceKey};
 
 /// A service: its settings, its servers and its scheduler.
 #[derive(Debug)]
@@ -31,6 +31,12 @@ pub struct Service {
 }
 
 impl Service {
+    /// Applies the settings that the kernel's IPVS does not have to a server of this service.
+    pub(super) fn set_watches(&self, server: &Server) {
+        let is_udp = self.key.protocol() == Some(Protocol::UDP);
+        server.follow_extras(&self.config.extras, self.pool.needs_replies(), is_udp);
+    }
+
     /// Returns the key of the service.
     pub const fn key(&self) -> ServiceKey {
         self.key

@@ -97,10 +97,8 @@ impl Control {
         }
         let before = core::mem::replace(&mut service.config, config);
         service.owner = owner;
-        let timed = service.pool.needs_replies();
-        let is_udp = service.key.protocol() == Some(Protocol::UDP);
         for server in service.pool.servers() {
-            server.follow_extras(&service.config.extras, timed, is_udp);
+            service.set_watches(server);
         }
         self.engines = self.engines - usize::from(before.engine.is_some()) + engine;
         self.apply_slow_start(number, self.clock.unwrap_or_default());

@@ -29,7 +29,8 @@ impl Scheduler for Failover {
     }
 }
 
-/// Of the servers for which `fits` is true, the first one with the highest weight.
+/// Returns the index of the server with the highest weight among the servers for which `fits` is
+/// true; the first one, if several have this weight.
 pub(super) fn heaviest(servers: &[Arc<Server>], fits: impl Fn(&Server) -> bool) -> Option<usize> {
     (0..servers.len())
         .rev()

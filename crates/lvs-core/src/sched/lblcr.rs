@@ -41,8 +41,8 @@ struct Set {
 }
 
 impl Set {
-    /// Of the servers that are available and not overloaded, the server with the least load in
-    /// relation to its weight (`ip_vs_dest_set_min`); `None` if all of them have weight 0.
+    /// Returns the server with the least load in relation to its weight among the servers that are
+    /// available and not overloaded (`ip_vs_dest_set_min`); `None` if all of these have weight 0.
     fn least(&self) -> Option<&Arc<Server>> {
         let fits = |server: &&HeldServer| !server.is_overloaded() && server.is_available();
         let mut members = self.servers.iter().rev().filter(fits);
@@ -58,8 +58,8 @@ impl Set {
         Some(least)
     }
 
-    /// Of the servers with a weight above 0, the index of the server with the most load in relation
-    /// to its weight (`ip_vs_dest_set_max`).
+    /// Returns the index of the server with the most load in relation to its weight
+    /// (`ip_vs_dest_set_max`), among the servers with a weight above 0.
     fn most(&self) -> Option<usize> {
         (0..self.servers.len())
             .rev()

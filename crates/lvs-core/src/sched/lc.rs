@@ -15,8 +15,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Of the servers that are not overloaded and have a weight other than 0, chooses the server with
-/// the smallest [overhead](Server::overhead); the weight has no other effect.
+/// Chooses the server with the smallest [overhead](Server::overhead). Overloaded servers and servers
+/// with weight 0 are not chosen; the weight has no other effect.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastConnections;
 

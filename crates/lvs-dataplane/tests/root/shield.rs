@@ -271,7 +271,7 @@ fn packets_of_nat_server_reach_the_host_but_are_not_forwarded() {
 /// A router behind the director reports an ICMP error about a packet to a real server. The
 /// destination of that packet decides whether the error is hidden, not the sender of the error.
 #[test]
-fn icmp_error_is_hidden_by_quoted_nat_server_and_not_by_sender() {
+fn icmp_error_is_hidden_if_it_quotes_nat_server_and_not_if_nat_server_sends_it() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();

@@ -263,7 +263,7 @@ fn dataplane_answers_for_own_vip_like_a_host() {
 }
 
 #[test]
-fn packets_without_connection_are_passed_to_host_or_reinjected() {
+fn packet_without_connection_is_reinjected_only_if_intercepted() {
     let stray = from_client(&tcp((CLIENT, 4000), (VIP, 80), b""));
     let other = from_client(&tcp((CLIENT, 4000), (VIP, 22), b""));
     let direct = ethernet(

@@ -11,7 +11,7 @@ fn testbed(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn cluster_list_option_prints_all_scenarios() {
+fn cluster_list_option_prints_scenarios() {
     let output = testbed(&["cluster", "--list"]);
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -147,7 +147,7 @@ async fn read_messages(path: PathBuf, sender: watch::Sender<Messages>) {
     loop {
         let gone = lost.is_some().then(|| {
             format!(
-                "the FIFO {} was removed or replaced, and keepalived continues to write to the previous one: restart keepalived before lvsd; until then lvsd still receives the messages of keepalived",
+                "the FIFO {} was removed or replaced, and keepalived continues to write to the previous one: restart keepalived; do not restart lvsd before that, because only the running lvsd receives the messages of keepalived",
                 path.display()
             )
         });

@@ -652,7 +652,7 @@ async fn down_server_shows_reason_of_last_check_and_logs_limited_number_of_reaso
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_that_cannot_run_three_times_is_reported_until_a_check_runs() {
+async fn check_is_reported_as_not_made_from_third_failed_attempt_until_one_runs() {
     let stated = Told::new("refused");
     stated.set(Ok(Advice::NONE));
     let (mut checks, mut reports) = Checks::new(stated.clone(), None);
