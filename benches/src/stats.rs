@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn median_does_not_depend_on_order_of_values() {
+    fn spread_of_unsorted_values_has_median_and_range_and_is_none_without_values() {
         assert_eq!(Spread::of([]), None);
         let three = Spread::of([3.0, 1.0, 2.0]).expect("the values have a median");
         assert_eq!(

@@ -1,5 +1,5 @@
-//! A master's thesis on scheduling over NAT: round robin, weighted round robin and least
-//! connections with two to eight servers, and three sets of files.
+//! Repeats the experiment of a master's thesis on scheduling over NAT: round robin, weighted round
+//! robin and least connections with two to eight servers, and three sets of files.
 
 use std::thread;
 use std::time::{Duration, Instant};

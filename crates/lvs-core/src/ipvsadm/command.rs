@@ -133,6 +133,6 @@ pub enum Format {
     Thresholds,
     /// `--persistent-conn`: weight, and the numbers of persistent, active and inactive connections.
     PersistentConn,
-    /// `--tun-info`: the columns without an option, and the encapsulation of tunnels.
+    /// `--tun-info`: the columns of [`Plain`](Self::Plain), and the encapsulation of tunnels.
     TunInfo,
 }
