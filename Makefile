@@ -34,11 +34,13 @@ help: ## list the targets
 
 demo: ## client, director, four web servers: NAT, direct routing, tunnelling (HOLD=1 leaves it running, METHODS=nat,dr,tun)
 	@tools/setup demo
+	@echo "building the programs: some minutes the first time"
 	@$(CARGO) build --release --quiet --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	@target/release/lvs-testbed demo --methods $(METHODS) $(if $(HOLD),--hold)
 
 demo-cluster: ## two directors with keepalived under load: one dies, comes back, is taken out of service (FORWARD=nat|dr|tun, DIRECTOR=haproxy)
 	@tools/setup demo-cluster
+	@echo "building the programs: some minutes the first time"
 	@$(CARGO) build --release --quiet --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	@target/release/lvs-testbed cluster --live --director $(or $(DIRECTOR),lvs) --forward $(or $(FORWARD),nat)
 

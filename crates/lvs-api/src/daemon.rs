@@ -470,6 +470,12 @@ pub struct DataplaneStatus {
     pub version: Option<String>,
     /// Milliseconds since the dataplane's last answer; `None` before the first one.
     pub seen_ms: Option<u64>,
+    /// Number of connections in the dataplane's table.
+    #[serde(default)]
+    pub connections: u64,
+    /// Maximum number of connections in the table; 0 before the first answer.
+    #[serde(default)]
+    pub capacity: u64,
     /// The VIPs that the dataplane owns.
     pub vips: Vec<IpAddr>,
     /// The counters of the dataplane's synchronisation daemons; `None` if none was ever started.

@@ -4,7 +4,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::Forwarding;
-use lvs_core::api::{Conflict, ReasonCount, ServiceInfo};
+use lvs_core::api::{Conflict, PeerStanding, ReasonCount, ServiceInfo};
+
+use crate::words::shell_word;
 
 /// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
@@ -47,8 +49,7 @@ pub const LVSD_COMMANDS: [&str; 13] = [
 /// How to restart a dataplane that systemd or lvsd has started.
 pub const RESTART_DATAPLANE: &str = "systemctl restart lvs-dataplane, or, if lvsd has started the dataplane, kill its process (lvsd then starts another one); both end all connections";
 
-/// The fix for a peer whose connections are not replicated.
-pub const PEER_BEHIND: &str = "run lvsadm sync on both directors; check that the other one is up, that each can connect to the other (TCP, the port of --sync-listen), and that both have the same key";
+const PEER_BEHIND: &str = "run lvsadm sync on both directors; check that the other one is up, that each can connect to the other (TCP, the port of --sync-listen), and that both have the same key";
 
 /// Options of `lvs-dataplane` in fixes that are also keys of `[dataplane]`.
 const OPTIONS: [&str; 11] = [
@@ -111,6 +112,35 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
     }
 }
 
+/// The fix for a peer whose connections are not replicated.
+pub fn for_peer(peer: &PeerStanding) -> String {
+    match peer.state.as_str() {
+        PeerStanding::ABSENT => format!("to replicate, restart the dataplane: {RESTART_DATAPLANE}"),
+        _ => PEER_BEHIND.to_owned(),
+    }
+}
+
+/// The fix for a source of servers or services without a usable answer. `kind`: `dns`, `etcd` or
+/// `kubernetes`.
+pub fn for_source(kind: &str, name: &str) -> String {
+    match kind {
+        "dns" => format!(
+            "does a name server answer for this name (getent ahosts {}), and is it the right one (/etc/resolv.conf)?",
+            shell_word(name)
+        ),
+        "etcd" => "are the members in [cluster] up and reachable (etcdctl endpoint health), and are name, password and certificates right?".to_owned(),
+        _ => "is the API server up and reachable (kubectl get --raw /readyz), and does lvsd's kubeconfig or service account give the rights that it needs?".to_owned(),
+    }
+}
+
+/// Whether more than nine tenths of a connection table are in use.
+pub const fn is_nearly_full(connections: u64, capacity: u64) -> bool {
+    capacity > 0 && connections > capacity / 10 * 9
+}
+
+/// The fix for a connection table that is full or nearly full, on a host with `lvsd`.
+pub const FULL_TABLE: &str = "Raise `max_connections` in [dataplane] in the file of lvsd and restart lvs-dataplane, or shorten the timeouts (lvsadm --set). Under a flood, set `when_full = \"evict\"` there, and `limits` of the service.";
+
 /// The fix for an interface that is down.
 pub fn for_interface_down(name: &str) -> String {
     format!(
@@ -171,10 +201,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
             "One source opens more connections than the limit of the service for one source allows. Clients behind one NAT router count as one source: if these are legitimate clients, raise `source_rate` in `limits` in the file of lvsd and run lvsd reload."
         }
         "table_full" | "evicted_half_open" | "evicted_ended" | "evicted_unused"
-        | "evicted_idle" | "evicted_template" => {
-            "Raise `max_connections` in [dataplane] in the file of lvsd and restart lvs-dataplane, or shorten the timeouts \
-             (lvsadm --set). Under a flood, set `when_full = \"evict\"` there, and `limits` of the service."
-        }
+        | "evicted_idle" | "evicted_template" => FULL_TABLE,
         "drop_packet" => {
             "This host was short of memory, or drop_packet is 3. Add memory, or set drop_packet = 0 and amemthresh in [sysctl] in the file of lvsd."
         }

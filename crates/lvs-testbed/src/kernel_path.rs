@@ -1,4 +1,5 @@
-//! The kernel fast path in front of a packet path in memory, for comparison with one without it.
+//! The BPF programs of the kernel fast path, which process frames in memory before the userspace
+//! packet path does, to compare the result with that of a packet path without the programs.
 
 use std::fmt;
 use std::ops::AddAssign;

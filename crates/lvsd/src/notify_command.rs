@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn notify_command_at_exit_receives_each_event() {
+    async fn events_sent_before_exit_reach_notify_command() {
         let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let file = directory.path().join("events");
         let script = format!("cat >> {}", file.display());

@@ -1,9 +1,15 @@
 //! Verdicts about each service and the whole director: a state and a line of text (pure functions).
 
 use std::net::IpAddr;
+use std::time::Duration;
 
-use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
-use lvs_api::guidance::{for_conflict, for_interface_down, for_silent_hop};
+use lvs_api::daemon::{
+    AdminState, DataplaneStatus, ServerStatus, ServiceStatus, SourceStatus, Status,
+};
+use lvs_api::guidance::{
+    FULL_TABLE, for_conflict, for_interface_down, for_peer, for_silent_hop, for_source,
+    is_nearly_full,
+};
 use lvs_api::words::{counted, in_brackets, lasted, shell_word, times};
 use lvs_core::api::{Conflict, DownInterface, PeerStanding, SilentHop, Waiting};
 
@@ -21,8 +27,10 @@ const SLOW: u64 = 3;
 /// Age in milliseconds from which the dataplane's state is old; lvsd reads it every two seconds.
 const OLD_MS: u64 = 5_000;
 
+/// Delay in milliseconds from which the start of checks is late.
+const LATE_MS: u64 = 1_000;
 /// The fix for checks that start late.
-pub const LATE_CHECKS: &str = "provide more CPU for lvsd (top), or raise `interval` of the checks";
+const LATE_CHECKS: &str = "provide more CPU for lvsd (top), or raise `interval` of the checks";
 
 /// State of a service; the worst state is the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,13 +130,41 @@ pub fn late_seconds(dataplane: &DataplaneStatus) -> Option<u64> {
     late.filter(|_| is_asked).map(|age| age / 1000)
 }
 
-/// Lines about faults of the dataplane's network, each with its fix: interfaces that are down,
-/// addresses that other hosts have, silent next hops, and configured interfaces and addresses that
-/// are missing. Empty while the dataplane is disconnected, because its last report is out of date.
-pub fn network_faults(dataplane: &DataplaneStatus) -> Vec<String> {
-    if !dataplane.connected {
-        return Vec::new();
+/// Lines about the faults of a director apart from its services, each with its fix. Faults that
+/// the dataplane reports are omitted while it is disconnected, because its last report is out of
+/// date.
+pub fn faults(status: &Status) -> Vec<String> {
+    let mut faults = match status.dataplane.connected {
+        true => of_dataplane(&status.dataplane),
+        false => Vec::new(),
+    };
+    for source in &status.sources {
+        let SourceStatus {
+            kind,
+            name,
+            trouble,
+            ..
+        } = source;
+        if let Some(why) = trouble {
+            let fix = for_source(kind, name);
+            faults.push(format!(
+                "NO USABLE ANSWER: {kind} {name}: {why}. To do: {fix}"
+            ));
+        }
     }
+    if status.check_lag_ms >= LATE_MS {
+        let lag = Duration::from_millis(status.check_lag_ms);
+        faults.push(format!(
+            "CHECKS LATE: they start up to {lag:.1?} late. To do: {LATE_CHECKS}"
+        ));
+    }
+    faults
+}
+
+/// Interfaces that are down, addresses that other hosts have, silent next hops, configured
+/// interfaces and addresses that are missing, peers that are not in step, and a connection table
+/// that is nearly full.
+fn of_dataplane(dataplane: &DataplaneStatus) -> Vec<String> {
     let lasts = |since: Option<u64>| {
         let lasts = since.map(|since| format!("for {}", lasted(since)));
         in_brackets(&lasts.unwrap_or_default())
@@ -167,6 +203,23 @@ pub fn network_faults(dataplane: &DataplaneStatus) -> Vec<String> {
     } in &dataplane.waiting
     {
         faults.push(format!("MISSING: {what}{}. To do: {fix}", lasts(*since)));
+    }
+    for peer in dataplane.peers.iter().filter(|peer| peer.is_alarming()) {
+        let (ip, state, time) = (peer.peer.ip(), &peer.state, lasted(peer.seconds));
+        let why = match peer.trouble.as_str() {
+            "" => String::new(),
+            why => format!(": {why}"),
+        };
+        let fix = for_peer(peer);
+        faults.push(format!(
+            "PEER NOT IN STEP: {ip} ({state} for {time}){why}; its connections break if this director takes over. To do: {fix}"
+        ));
+    }
+    let (connections, capacity) = (dataplane.connections, dataplane.capacity);
+    if is_nearly_full(connections, capacity) {
+        faults.push(format!(
+            "TABLE NEARLY FULL: {connections} of {capacity} connections. To do: {FULL_TABLE}"
+        ));
     }
     faults
 }
@@ -401,6 +454,11 @@ impl Verdict {
                 !status.loaded.ok && status.loaded.time > 0,
                 "the file was refused",
             ),
+            (
+                dataplane.connected && is_nearly_full(dataplane.connections, dataplane.capacity),
+                "the connection table is nearly full",
+            ),
+            (status.check_lag_ms >= LATE_MS, "checks start late"),
         ] {
             if is {
                 warnings.push(words.to_owned());
@@ -571,7 +629,7 @@ mod tests {
             verdict.words,
             "1 virtual address also used by another host (192.0.2.10: 02:00:00:00:00:09); 1 interface down (eth1); 1 next hop silent (192.0.2.254)"
         );
-        let faults = network_faults(&status.dataplane);
+        let faults = faults(&status);
         for (fault, fix) in faults.iter().zip([
             "INTERFACE DOWN: eth1 (for 2m10s). To do: ip link set eth1 up",
             "CONFLICT: another host (02:00:00:00:00:09) answers for 192.0.2.10. To do: on the other host (02:00:00:00:00:09): remove 192.0.2.10",
@@ -581,7 +639,7 @@ mod tests {
         }
         assert_eq!(faults.len(), 3);
         status.dataplane.connected = false;
-        assert!(network_faults(&status.dataplane).is_empty());
+        assert_eq!(super::faults(&status), [""; 0]);
     }
 
     #[test]

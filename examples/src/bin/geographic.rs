@@ -33,7 +33,7 @@ impl Prefix {
     fn parse(text: &str) -> Result<Self> {
         let (addr, len) = text
             .split_once('/')
-            .context("expected a network, such as 192.0.2.0/24")?;
+            .with_context(|| format!("{text}: expected a network, such as 192.0.2.0/24"))?;
         let prefix = Self {
             addr: addr
                 .parse()

@@ -624,7 +624,7 @@ pub struct PeerInfo {
 pub struct PeerStanding {
     /// Address of the peer, as [`PeerInfo::address`].
     pub peer: SocketAddr,
-    /// State of the replication, as [`PeerInfo::state`].
+    /// State of the replication, as [`PeerInfo::state`], or [`ABSENT`](Self::ABSENT).
     pub state: String,
     /// Seconds for which the peer has been out of sync, at most since this dataplane started; 0
     /// while it is in sync.
@@ -639,6 +639,9 @@ pub struct PeerStanding {
 }
 
 impl PeerStanding {
+    /// State of a peer that `lvsd` configures, and that the running dataplane does not have.
+    pub const ABSENT: &str = "absent";
+
     /// Number of seconds after which a peer that is still not in sync needs an operator's
     /// attention. A peer that has just started needs less time.
     pub const ALARM: u64 = 10;

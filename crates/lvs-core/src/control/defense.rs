@@ -61,7 +61,8 @@ impl Defense {
         (self.free, self.slots) = (free, slots);
     }
 
-    /// Whether a configured defence needs the amount of free memory, or the time.
+    /// Whether any defence is configured (its sysctl is not 0), so that [`update`](Self::update) must
+    /// run at each [`PERIOD`].
     pub(crate) fn is_needed(sysctls: &Sysctls) -> bool {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }

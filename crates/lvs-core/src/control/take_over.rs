@@ -51,7 +51,8 @@ pub struct ItemResults {
     pub taken: TakenOver,
     /// Number of connections that were removed because they ended at the peer.
     pub ended: u64,
-    /// Number of items that were ignored because this director owns the connection.
+    /// Number of items that were ignored because this director owns the connection, or has another
+    /// connection of this client in its place.
     pub kept: u64,
 }
 
@@ -139,7 +140,7 @@ impl Control {
     }
 
     /// Stores a peer's connection or template; `false` if this director stays the owner of the
-    /// connection.
+    /// connection, or has another connection of this client in its place.
     ///
     /// # Errors
     /// The content is invalid, or the table is full.
@@ -183,9 +184,10 @@ impl Control {
                 shard.strike_quietly(index);
             }
         }
-        if let Some(index) = self.take_over_connection(shard, &entry, flags, Some(left), now)? {
-            shard.lend(index, peer);
-        }
+        let Some(index) = self.take_over_connection(shard, &entry, flags, Some(left), now)? else {
+            return Ok(false);
+        };
+        shard.lend(index, peer);
         Ok(true)
     }
 

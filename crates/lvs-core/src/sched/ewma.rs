@@ -10,7 +10,8 @@ use super::About;
 use super::wlc::least_by;
 use crate::{Instant, Request, Scheduler, Server, ServerId};
 
-/// Interval between two connections to a server whose latency was never measured.
+/// Minimum interval between two connections to a server whose latency was never measured, while
+/// another usable server has a measured latency.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) const ABOUT: About = About {

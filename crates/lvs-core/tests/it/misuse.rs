@@ -178,7 +178,7 @@ fn service_change_with_invalid_unknown_or_existing_value_is_refused() {
 }
 
 #[test]
-fn server_change_with_invalid_unknown_or_existing_value_is_refused() {
+fn server_change_with_invalid_setting_unknown_target_or_existing_server_is_refused() {
     let mut director = small(16);
     let none = ServiceKey::tcp(addr("198.51.100.2:80"));
     let other = "10.0.0.2:80";

@@ -302,9 +302,9 @@ impl Vips {
         self.unclaimed.insert(addr);
     }
 
-    /// Schedules probes for the known conflicts and for the next addresses of this director, and
-    /// sends all probes that are due. The packet workers report an answer only if their snapshot
-    /// has the address.
+    /// Schedules probes for the hosts of known conflicts and, once in each [`WATCH_PERIOD`], for up
+    /// to [`WATCHED`] addresses of this director in turn, and sends one probe for each address with
+    /// scheduled probes. Packet workers report only answers for addresses in their snapshot.
     pub(super) fn probe(&mut self, tables: &Tables, now: Instant) {
         self.probe_conflicts(tables, now);
         self.watch(tables, now);

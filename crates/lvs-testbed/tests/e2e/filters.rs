@@ -592,7 +592,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
 
 /// With the TUN backend, the host's firewall receives all packets, at FORWARD.
 #[test]
-fn tun_backend_traffic_passes_the_hosts_firewall() -> Result<()> {
+fn tun_backend_traffic_is_dropped_by_forward_rules_of_host() -> Result<()> {
     let mut options = SiteOptions::with_servers("tunfw", Forward::Nat, 1);
     options.vip = lvs_testbed::Vip::Dataplane;
     options.ip_forward = true;

@@ -42,16 +42,12 @@ pub struct Overview {
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
-    /// Number of connections in the dataplane's table.
-    pub connections: u64,
-    /// Maximum number of connections in the table.
-    pub capacity: u64,
     /// Interfaces that the dataplane uses.
     pub interfaces: Vec<InterfaceInfo>,
     /// Addresses of services and of this host for which another host answers, too.
     pub conflicts: Vec<Conflict>,
-    /// Faults of the dataplane's network, each with its fix, as text.
-    pub network: Vec<String>,
+    /// Faults of the director apart from its services, each with its fix, as text.
+    pub faults: Vec<String>,
     /// The state of this director in its cluster.
     pub director: DirectorStatus,
     /// DNS names, etcd and Kubernetes as sources of servers and services.
@@ -202,11 +198,9 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
         uptime: status.uptime,
         loaded: status.loaded.clone(),
         dataplane: status.dataplane.clone(),
-        connections: seen.info.connections,
-        capacity: seen.info.capacity,
         interfaces: seen.info.interfaces.clone(),
         conflicts: seen.info.conflicts.clone(),
-        network: verdict::network_faults(&status.dataplane),
+        faults: verdict::faults(status),
         director: status.director.clone(),
         sources: status.sources.clone(),
         rates: snapshot.total().rates,

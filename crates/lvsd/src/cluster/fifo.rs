@@ -99,7 +99,8 @@ fn parse(line: &[u8]) -> Message {
     }
 }
 
-/// Splits bytes into lines of limited length.
+/// Collects bytes into lines and parses each line. A line above [`LINE_MAX`] is skipped, and counts
+/// as an invalid message.
 #[derive(Debug, Default)]
 struct Lines {
     line: Vec<u8>,

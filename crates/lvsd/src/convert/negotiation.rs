@@ -59,10 +59,12 @@ fn text(value: &str) -> Result<&str, &'static str> {
 }
 
 impl Negotiation {
-    /// Reads a line like ldirectord; `None` if the key is not one of these settings.
+    /// Stores the value of a line, by the rules of ldirectord, except that `request` and `receive`
+    /// may also have no quotes. `None` if the key is not one of these settings.
     ///
     /// # Errors
-    /// ldirectord refuses the value, or lvsd has no equivalent; the text is the reason.
+    /// Apart from missing quotes, ldirectord refuses the value, or lvsd has no equivalent; the text
+    /// is the reason.
     pub(super) fn take(&mut self, key: &str, value: &str) -> Option<Result<(), &'static str>> {
         let (place, value) = match key {
             "service" => (&mut self.service, Ok(word(value))),

@@ -72,6 +72,8 @@ impl<P: Prober> Daemon<P> {
                 conflicts: found.seen.info.conflicts.clone(),
                 silent_hops: silent_hops(&found.seen.info, &services),
                 drops: recent_drops(&found.seen.reasons),
+                connections: found.seen.info.connections,
+                capacity: found.seen.info.capacity,
                 confinement: Some(&found.seen.info)
                     .filter(|info| info.pid != 0)
                     .map(|info| info.confinement.clone()),
@@ -318,13 +320,10 @@ fn peers(info: &Info, wanted: Option<&Peers>) -> Vec<PeerStanding> {
     let mut all = info.peers.clone();
     all.extend(lacking_peers(info, wanted).map(|peer| PeerStanding {
         peer,
-        state: "away".to_owned(),
+        state: PeerStanding::ABSENT.to_owned(),
         seconds: info.uptime,
         missing: 0,
-        trouble: format!(
-            "the dataplane was started without this peer; to replicate, restart the dataplane: {}",
-            guidance::RESTART_DATAPLANE
-        ),
+        trouble: "the dataplane was started without this peer".to_owned(),
     }));
     all
 }
@@ -397,7 +396,9 @@ mod tests {
         let all = peers(&info, Some(&wanted));
         assert_eq!(all[0], known);
         assert_eq!((all.len(), all[1].peer), (2, second));
-        assert!(all[1].is_alarming() && all[1].trouble.contains("restart"));
+        assert!(all[1].is_alarming());
+        let fix = guidance::for_peer(&all[1]);
+        assert!(fix.contains("restart the dataplane"), "{fix}");
         assert_eq!(peers(&info, None), [known]);
         // The file has no port.
         let wanted = Peers {

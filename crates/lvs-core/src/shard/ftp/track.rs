@@ -9,8 +9,9 @@ use super::Tcp;
 use crate::TcpFlags;
 use crate::verdict::{Shift, is_after};
 
-/// Minimum number of bytes by which an acknowledgement may be older than the stream and still be
-/// valid. A larger window increases the number.
+/// An acknowledgement is still valid if it is at most this number of bytes behind the data that
+/// the other side has sent. If the window of the acknowledging side is larger, the window counts
+/// instead.
 const LATE_MIN: u32 = 66_000;
 
 /// The largest window scale (RFC 7323 section 2.3).

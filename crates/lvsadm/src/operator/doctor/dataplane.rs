@@ -54,7 +54,7 @@ fn state(info: &Info, findings: &mut Findings) {
             guidance::for_interface_down(&interface.name),
         );
     }
-    if info.capacity > 0 && info.connections * 10 > info.capacity * 9 {
+    if guidance::is_nearly_full(info.connections, info.capacity) {
         findings.add(
             Code::TableNearlyFull,
             format!(
@@ -87,7 +87,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 if peer.trouble.is_empty() { "" } else { ": " },
                 peer.trouble
             ),
-            guidance::PEER_BEHIND,
+            guidance::for_peer(peer),
         );
     }
     for tables in &info.tables {

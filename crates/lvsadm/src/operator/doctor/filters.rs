@@ -274,7 +274,7 @@ fn at_egress(
         findings.add(
             Code::FilterOfOutput,
             format!(
-                "a rule of {place}, drops packets by source, also requests that the dataplane sends to real servers: {line}"
+                "a rule of {place}, drops packets by source, and may thus drop requests that the dataplane sends to real servers: {line}"
             ),
             fix,
         );

@@ -121,10 +121,9 @@
     const all = [];
     if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: lvsd does not know whether packets of services are forwarded. To do: the log of lvsd contains the reason (journalctl -u lvsd).");
     if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, and the old configuration stays: ${o.loaded.message}`);
-    all.push(...o.network);
+    all.push(...o.faults);
     for (const line of o.refused) all.push(`Refused by the dataplane: ${line}`);
     for (const line of o.drift) all.push(`Changed by hand: ${line}`);
-    if (o.capacity && o.connections > o.capacity * 0.9) all.push(`The connection table is ${Math.round((100 * o.connections) / o.capacity)} % full; raise max_connections.`);
     const { maintenance, vrrp, announce } = o.director;
     if (maintenance) all.push(`The director is in maintenance${by(maintenance)}, for ${lasted(o.now - maintenance.since)}.`);
     if (vrrp && vrrp.state === "fault") all.push("keepalived is in the state fault. To do: check the interface of [vrrp], and journalctl -u keepalived.");
@@ -133,11 +132,7 @@
     if (announce && !announce.ready) all.push(`${o.director.missing_peers ? "Routers prefer other directors" : "Announces nothing"}: waits for ${announce.waits_for}.`);
     for (const a of (announce && announce.addresses) || []) if (a.trouble) all.push(`Announcement of ${a.address}: ${a.trouble}`);
     for (const line of o.director.warnings || []) all.push(line);
-    for (const s of o.sources) if (s.trouble) all.push(`${s.kind} ${s.name} does not answer: ${s.trouble}`);
-    if (o.dataplane.connected)
-      for (const p of o.dataplane.peers || []) if (p.state !== "in step" && p.seconds >= 10) all.push(`The peer ${p.peer} is not in step (${p.state}${p.trouble ? `: ${p.trouble}` : ""}). To do: compare lvsadm sync on both directors.`);
     if (isOld(o)) all.push(`${hangs(o)}: its counters are old.`);
-    if (o.check_lag_ms >= 1000) all.push(`Checks start up to ${o.check_lag_ms} ms late. To do: provide more CPU for lvsd, or raise the interval of the checks.`);
     if (o.left_out) all.push(`${plural(o.left_out, "line")} more; lvsd status shows all.`);
     return all;
   }
@@ -363,8 +358,8 @@
     const all = [
       ["Services", String(o.services.length)],
       ["Usable servers", `${o.usable} of ${o.servers}`],
-      ["Connections", short(o.connections)],
-      ["Table", o.capacity ? `${((100 * o.connections) / o.capacity).toFixed(1)} % used` : "?"],
+      ["Connections", short(o.dataplane.connections)],
+      ["Table", o.dataplane.capacity ? `${((100 * o.dataplane.connections) / o.dataplane.capacity).toFixed(1)} % used` : "?"],
       ["New connections/s", short(rates.conns)],
       ["Packets/s in", short(rates.in_packets)],
       ["Bits/s in", short(rates.in_bytes * 8)],

@@ -319,7 +319,7 @@ mod tests {
             let message = with(name).expect_err(name);
             assert!(
                 message.contains(words) && message.contains("does not start"),
-                "{message}"
+                "{name}: no {words:?} or no `does not start` in {message}"
             );
         }
         if rustix::process::geteuid().is_root() {

@@ -542,7 +542,9 @@ fn full_nat(item: &Item, outside: &Outside, service: &mut Service) {
     }
 }
 
-/// Sets `on_check_failure` of a service from the settings of its servers.
+/// Sets `on_check_failure` of a service: `quiesce` if the service (`inhibit`) or each of its servers
+/// has `inhibit_on_failure`, otherwise `remove`; the settings of single servers are then reported as
+/// lost.
 fn on_check_failure(service: &mut Service, inhibit: bool) {
     let all_inhibit = inhibit
         || (!service.servers.is_empty() && service.servers.iter().all(|s| s.inhibit.is_some()));

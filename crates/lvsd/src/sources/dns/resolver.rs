@@ -19,7 +19,7 @@ const NAME_SERVERS_MAX: usize = 3;
 const ROUNDS: usize = 2;
 /// Number of unrelated datagrams after which a query has failed.
 const STRANGE_MAX: usize = 64;
-/// Maximum number of SRV records of a name with the lowest priority number.
+/// Maximum number of used SRV records of a name: those that have its lowest priority number.
 const TARGETS_MAX: usize = 256;
 /// Maximum number of servers of a name.
 pub(crate) const RECORDS_MAX: usize = 1024;

@@ -231,6 +231,9 @@ impl Client {
         let granted: Granted = self.call("/v3/lease/grant", &Grant { ttl }).await?;
         match (granted.error.as_str(), granted.id.0) {
             ("", id @ 1..) => Ok(id),
+            ("", id) => Err(Error::failed(format!(
+                "etcd grants no lease: its answer has the lease id {id}, and no error"
+            ))),
             (why, _) => Err(Error::failed(format!("etcd grants no lease: {why}"))),
         }
     }

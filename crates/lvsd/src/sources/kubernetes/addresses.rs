@@ -292,7 +292,9 @@ impl Assigned {
             let found = match (asked, have) {
                 (Some(ip), _) => match taken.other(ip, (key, service), settings) {
                     Some(other) => {
-                        refuse(format!("{ip} is the address of {other}"));
+                        refuse(format!(
+                            "the requested address {ip} is in use by {other}: request another one"
+                        ));
                         have
                     }
                     None => Some(ip),
@@ -570,7 +572,7 @@ mod tests {
         assert_eq!(assigned.wanted["shop/right"], ips(&["192.0.2.12"]));
         assert_eq!(
             assigned.refused["shop/taken"],
-            "192.0.2.10 is the address of shop/first"
+            "the requested address 192.0.2.10 is in use by shop/first: request another one"
         );
         assert!(assigned.refused["shop/outside"].contains("203.0.113.1 is in no"));
         assert!(assigned.refused["shop/nonsense"].contains("`x` is not an address"));
@@ -679,7 +681,9 @@ mod tests {
         assert_eq!(assigned.wanted["shop/mail"], ips(&["192.0.2.11"]));
         assert_eq!(assigned.wanted["shop/same"], ips(&["192.0.2.10"]));
         for (key, owner) in [("shop/same", "shop/a"), ("shop/other", "shop/a")] {
-            let why = format!("192.0.2.11 is the address of {owner}");
+            let why = format!(
+                "the requested address 192.0.2.11 is in use by {owner}: request another one"
+            );
             assert_eq!(assigned.refused[key], why);
         }
     }
