@@ -224,11 +224,12 @@ impl Shard {
         now: Instant,
         age: Age,
     ) -> Verdict {
-        if self.table.get(index).has(flag::WATCHED) {
+        let slot = self.table.get(index);
+        let (before, server) = (slot.state(), slot.server());
+        if slot.has(flag::WATCHED) {
             self.watch_request(index, meta, now);
         }
-        let before = self.table.get(index).state();
-        self.count(index, |counters| counters.count_in(meta.len));
+        self.count(server, |counters| counters.count_in(meta.len));
         self.transition(index, meta, Sender::Client);
         let verdict = self.transmit(index, meta, age, now);
         let slot = self.table.get(index);
@@ -278,10 +279,8 @@ impl Shard {
     /// Forwards the packet of a one-packet connection, which is not in the table. Counts the
     /// connection and the packet.
     pub(crate) fn forward_once(&mut self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
-        if let Some(link) = self.link_of(slot.server) {
-            self.count_for(link, Counters::count_connection);
-            self.count_for(link, |counters| counters.count_in(meta.len));
-        }
+        self.count(slot.server, Counters::count_connection);
+        self.count(slot.server, |counters| counters.count_in(meta.len));
         Verdict::Forward(self.forward_without(slot))
     }
 
@@ -373,8 +372,9 @@ impl Shard {
         let replacement = edit.as_ref().and_then(|edit| edit.replacement.as_ref());
         let growth = replacement.map_or(0, Replacement::growth);
         let len = meta.len.saturating_add_signed(growth);
-        self.count(index, |counters| counters.count_out(len));
-        let before = self.table.get(index).state();
+        let slot = self.table.get(index);
+        let (before, server) = (slot.state(), slot.server());
+        self.count(server, |counters| counters.count_out(len));
         self.transition(index, meta, Sender::Server);
         if self.table.get(index).has(flag::DYING) {
             // A packet of a connection that is about to be removed restarts its timer.
@@ -461,7 +461,7 @@ impl Shard {
             } else {
                 slot.set(flag::INACTIVE);
             }
-            if let Some(link) = self.link(index) {
+            if let Some(link) = self.link_of(slot.server()) {
                 link.server.set_active(active, slot.flags());
             }
         }
@@ -478,11 +478,11 @@ impl Shard {
         }
     }
 
-    /// Adds to the counters of the connection's server, of its service and of the director, unless
-    /// the server is removed (`ip_vs_in_stats`).
+    /// Adds to the counters of a connection's server, of its service and of the director, unless
+    /// the server is removed (`ip_vs_in_stats`). `server`: [`NO_SLOT`] counts nothing.
     #[inline]
-    pub(crate) fn count(&self, index: u32, count: impl Fn(&Counters)) {
-        if let Some(link) = self.link(index) {
+    pub(crate) fn count(&self, server: u32, count: impl Fn(&Counters)) {
+        if let Some(link) = self.link_of(server) {
             self.count_for(link, count);
         }
     }

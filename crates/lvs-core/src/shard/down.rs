@@ -460,7 +460,7 @@ impl Shard {
         if slot.has(flag::TIMED) {
             slot.clear(flag::TIMED);
             let took = now.saturating_since(slot.last_restart());
-            if let Some(link) = self.link(index) {
+            if let Some(link) = self.link_of(slot.server()) {
                 link.server.latency().observe(took, now);
                 let refused =
                     matches!(meta.transport, Transport::Tcp(flags) if flags.has(TcpFlags::RST));
@@ -469,14 +469,15 @@ impl Shard {
         }
         if slot.has(flag::AWAITED) {
             slot.clear(flag::AWAITED);
-            if let Some(link) = self.link(index) {
+            if let Some(link) = self.link_of(slot.server()) {
                 link.server.attempts().count_opened();
             }
         }
-        if self.table.get(index).has(flag::GONE) {
+        let tracked = slot.has(flag::TRACKED);
+        if slot.has(flag::GONE) {
             return self.reply_gone(index, meta);
         }
-        if self.table.get(index).has(flag::TRACKED) {
+        if tracked {
             self.track(index, meta, false);
         }
         None
@@ -488,15 +489,16 @@ impl Shard {
     /// the previous packet. A TCP segment that is no SYN shows that the server answered; with
     /// direct routing and tunnels, the director does not see the answer itself.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
-        let slot = self.table.get(index);
-        if slot.has(flag::TRACKED) {
+        if self.table.get(index).has(flag::TRACKED) {
             self.track(index, meta, true);
         }
         let slot = self.table.get(index);
         if !slot.has(flag::TIMED | flag::AWAITED) {
             return;
         }
-        let Some(link) = self.link(index) else { return };
+        let Some(link) = self.link_of(slot.server()) else {
+            return;
+        };
         let (server, before) = (&link.server, slot.in_packets());
         let waited = now.saturating_since(slot.last_restart());
         if slot.has(flag::AWAITED) && before > 0 {

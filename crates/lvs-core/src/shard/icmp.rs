@@ -85,7 +85,8 @@ impl Shard {
         if self.table.get(index).method().translates() && !error.checksum_ok {
             return self.drop_of(index, DropReason::IcmpChecksum);
         }
-        self.count(index, |counters| counters.count_out(error.len));
+        let server = self.table.get(index).server();
+        self.count(server, |counters| counters.count_out(error.len));
         Verdict::Reply(self.reply_of(index))
     }
 
@@ -103,7 +104,7 @@ impl Shard {
         if nat && !error.checksum_ok {
             return self.drop_of(index, DropReason::IcmpChecksum);
         }
-        self.count(index, |counters| counters.count_in(error.len));
+        self.count(slot.server(), |counters| counters.count_in(error.len));
         if !nat {
             slot.count_packet();
         }

@@ -285,10 +285,14 @@ pub(super) fn maintenance(
 #[cfg(test)]
 mod tests {
     use lvs_api::daemon::{
-        AdminSpec, CheckNotMade, CheckStatus, DataplaneStatus, Maintenance, ProxyStatus,
-        ServiceKey, Target, VrrpStatus,
+        AdminEntry, AdminSpec, AdminState, CheckNotMade, CheckStatus, DataplaneStatus, Maintenance,
+        ProxyStatus, ServerStatus, ServiceKey, Target, VrrpStatus,
     };
-    use lvs_core::api::{Confinement, Conflict, DownInterface, Refusals, SilentHop, Waiting};
+    use lvs_core::api::{
+        Confinement, Conflict, DownInterface, PeerStanding, ReasonCount, Refusals, ServiceId,
+        SilentHop, TablesInfo, TablesState, Waiting,
+    };
+    use lvs_core::recent::RecentCount;
 
     use super::*;
 

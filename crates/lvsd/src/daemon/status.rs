@@ -9,7 +9,7 @@ use lvs_api::daemon::{
     AdminState, CheckNotMade, DataplaneStatus, DirectorSeen, ProxyStatus, ServerStatus,
     ServiceStatus, SourceStatus, Status,
 };
-use lvs_api::{directors, guidance};
+use lvs_api::directors;
 use lvs_core::api::{
     DownInterface, Info, PeerStanding, ReasonCount, ServiceId, ServiceInfo, SilentHop, SyncCounts,
 };
@@ -368,6 +368,7 @@ fn by_service(
 
 #[cfg(test)]
 mod tests {
+    use lvs_api::guidance;
     use lvs_core::recent::RecentCount;
 
     use super::*;

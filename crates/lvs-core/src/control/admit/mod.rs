@@ -271,7 +271,7 @@ impl Control {
         let index = opened?;
         server.bind(flags);
         if flags & flag::PROBE == 0 {
-            shard.count(index, Counters::count_connection);
+            shard.count(server.id().0, Counters::count_connection);
         }
         Ok(Opened::Entry(index))
     }
@@ -286,11 +286,12 @@ impl Control {
         template: Option<(u32, Arc<Template>)>,
         now: Instant,
     ) -> Option<u32> {
-        let server = self.records.get(slot.server as usize);
+        let number = slot.server;
+        let server = self.records.get(number as usize);
         let flags = slot.flags;
         let index = shard.open(slot, template, now);
         match (index, server) {
-            (Some(index), _) => shard.count(index, Counters::count_connection),
+            (Some(_), _) => shard.count(number, Counters::count_connection),
             // The connection was already counted for the server.
             (None, Some(entry)) => entry.server.unbind(flags),
             (None, None) => {}

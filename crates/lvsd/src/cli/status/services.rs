@@ -34,7 +34,7 @@ impl<'a> Overrides<'a> {
     }
 
     /// The reason why a server is drained or in maintenance, and the command that ends it.
-    fn note(&self, service: &ServiceStatus, server: &ServerStatus) -> String {
+    pub(super) fn note(&self, service: &ServiceStatus, server: &ServerStatus) -> String {
         let state = server.admin.name();
         let entries = self.by_host.get(&server.server.ip());
         let mut entries = entries.into_iter().flatten().filter(|entry| {
