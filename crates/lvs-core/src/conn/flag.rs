@@ -67,9 +67,9 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | PROBE
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
-/// The kernel fast path does not forward packets of connections with one of these flags. It
-/// forwards connections with `AWAITED`, and connections with `TRACKED`, for which it is sufficient
-/// that userspace sees some of the sequence numbers.
+/// Connections with one of these flags cannot be offloaded. Connections with `AWAITED` can: their
+/// offload clears this flag. Connections with `TRACKED` can, because it is sufficient that
+/// userspace sees some of their sequence numbers.
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !(TRACKED | AWAITED);
 /// Flags that have a meaning only at this director, and are not replicated.
 pub(crate) const OWN: u32 = PROBE

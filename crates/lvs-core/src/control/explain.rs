@@ -272,7 +272,10 @@ impl Control {
                 let number = self.index.get(&ServiceKeyOrd::from(&service.key));
                 let client = ask.client.ip();
                 let decided = number.and_then(|&number| self.filters.decide(number, client));
-                decided.map_or_else(String::new, |decided| decided.describe(client))
+                decided.map_or_else(
+                    || reason.describe().to_string(),
+                    |decided| decided.describe(client),
+                )
             }
             DropReason::DropPacket => format!(
                 "the defence drop_packet drops one new connection in {}",
@@ -572,7 +575,7 @@ mod tests {
                     // `ovf` refuses connections when each server has more than its weight.
                     _ => None,
                 };
-                assert_eq!(first.server, target, "{scheduler}");
+                assert_eq!(first.server, target, "{scheduler}, client {n}");
                 assert_eq!(
                     explanation(&director).connection.is_some(),
                     target.is_some()

@@ -165,8 +165,8 @@ pub struct Control {
     index: Keys,
     next_service: u32,
     records: Records,
-    /// Number of services with port 21: they receive TCP packets to ports without a separate
-    /// service.
+    /// Number of services with port 21: they also receive TCP packets to the ports of data
+    /// connections (20, and from 1024 on) that have no service of their own.
     ftp_services: usize,
     /// Number of services with port 0, marks included.
     any_port_services: usize,

@@ -71,7 +71,7 @@ impl Control {
     }
 
     /// Number of UDP ports of a daemon that would start now: the number of ports of a running
-    /// daemon, or else `sync_ports`.
+    /// daemon, or else of the sysctl `sync_ports`.
     pub fn next_sync_ports(&self) -> u16 {
         if self.settings.master.is_some() || self.backup.is_some() {
             return self.sync_ports;

@@ -478,8 +478,8 @@ impl Shard {
         }
     }
 
-    /// Adds to the counters of the connection's server, of its service and of the director, unless
-    /// the server is removed (`ip_vs_in_stats`).
+    /// Adds to the counters of the connection's server, of its service and of the director
+    /// (`ip_vs_in_stats`). Does nothing if the server is removed, or the connection has none.
     #[inline]
     pub(crate) fn count(&self, index: u32, count: impl Fn(&Counters)) {
         if let Some(link) = self.link(index) {

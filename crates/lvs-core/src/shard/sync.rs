@@ -71,7 +71,7 @@ impl Shard {
     }
 
     /// Queues messages about a connection and the entries that control it, if they are due
-    /// (`ip_vs_sync_conn`).
+    /// (`ip_vs_sync_conn`). Ignores connections that no other director can use.
     pub(crate) fn sync_connection(&mut self, index: u32, packets: u32, now: Instant) {
         let Some(master) = self.settings.master else {
             return;

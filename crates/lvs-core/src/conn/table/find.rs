@@ -573,7 +573,7 @@ impl Aim {
 }
 
 /// Recent source and destination addresses with ports that do not belong to clients: mostly virtual
-/// addresses and servers. Addresses with the same hash share one slot.
+/// addresses and servers. Of the addresses with the same hash, only the latest is stored.
 pub(super) struct Strangers([AtomicU64; Self::PLACES]);
 
 impl Strangers {

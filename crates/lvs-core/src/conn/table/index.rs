@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn full_index_accepts_insertions_after_removals() {
+    fn index_at_capacity_accepts_insertions_after_removals() {
         let size = 1 << 14;
         let mut index = Index::new(size as usize);
         for n in 0..20 * size {

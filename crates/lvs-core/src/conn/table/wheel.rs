@@ -41,7 +41,7 @@ const BUCKETS: usize = TICKS + PAGES + BOOKS;
 /// Maximum number of ticks between the present and the bucket of a record; later deadlines are
 /// recorded at this distance.
 const SPAN: u64 = (BOOKS as u64 - 1) << (2 * PAGE_BITS);
-/// Ticks are stored modulo this value.
+/// Mask of the bits of a tick that are stored in a slot.
 const ARMED_MASK: u64 = (1 << 31) - 1;
 
 /// Number of words in a chunk: the next chunk of its bucket, its bucket, and records.
