@@ -35,7 +35,8 @@ pub(crate) const BORROWED: u32 = 0x0080_0000;
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
 /// The entry controls other entries, or has controlled some.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
-/// The time until the server's first answer is being measured.
+/// The server's first answer is awaited, to measure the time until then, and to count the attempt
+/// over TCP.
 pub(crate) const TIMED: u32 = 0x0400_0000;
 /// The server was removed, and the connection does not continue if the server is added again.
 pub(crate) const GONE: u32 = 0x0800_0000;

@@ -17,7 +17,7 @@ use crate::{Forwarding, Protocol};
 
 impl ConnTable {
     /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest, if several
-    /// match.
+    /// match. A connection whose client port is unknown matches only if no other one does.
     #[inline]
     pub(crate) fn find_in(&self, key: &Key) -> Option<u32> {
         self.find_in_ahead(key, &Ahead::NONE)

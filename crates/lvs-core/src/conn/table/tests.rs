@@ -791,7 +791,7 @@ proptest! {
     }
 
     #[test]
-    fn timers_agree_with_a_sorted_list(
+    fn timers_agree_with_map_of_deadlines(
         steps in proptest::collection::vec((1u16..50, 1u32..90_000, 0u64..30_000), 1..200)
     ) {
         let mut table = ConnTable::new(64, 7);
