@@ -1,9 +1,9 @@
 //! State machines: TCP, UDP and SCTP.
 //!
-//! The tables are those of `ip_vs_proto_tcp`: one for packets from the client, one for packets from
-//! the server, and one for packets from the client of connections whose replies do not pass through
-//! the director. Each also has a second form for `secure_tcp`. For SCTP they are the three tables
-//! of `ip_vs_proto_sctp`.
+//! The tables for TCP are those of `ip_vs_proto_tcp`: one for packets from the client, one for
+//! packets from the server, and one for packets from the client of connections whose replies do not
+//! pass through the director. Each also has a second form for `secure_tcp`. For SCTP they are the
+//! three tables of `ip_vs_proto_sctp`.
 
 use crate::{Protocol, SctpChunk, TcpFlags};
 

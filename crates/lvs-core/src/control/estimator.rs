@@ -1,6 +1,6 @@
-//! Takes snapshots of all counters every two seconds, from which their rates follow, in portions,
-//! so that thousands of servers cause no delay. The kernel distributes its estimators over the two
-//! seconds for the same reason (`IPVS_EST_NTICKS`).
+//! Takes snapshots of all counters every two seconds, and computes rates from them. The snapshots
+//! are taken in portions, so that thousands of servers cause no delay. The kernel distributes its
+//! estimators over the two seconds for the same reason (`IPVS_EST_NTICKS`).
 
 use core::ops::Bound;
 use core::time::Duration;

@@ -24,7 +24,7 @@ type From = (u8, SocketAddr, u32);
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     all: BTreeMap<From, (SocketAddr, Instant)>,
-    /// Time of the next search for unused pins.
+    /// Time of the next search for expired pins.
     next: Instant,
 }
 

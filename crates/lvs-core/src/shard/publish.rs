@@ -160,7 +160,7 @@ fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     }
 }
 
-/// Whether a connection is due for offloading.
+/// State of a connection before and during its offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadState {
     /// The epoch is 0: no connection can be offloaded now.

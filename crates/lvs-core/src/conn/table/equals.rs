@@ -162,8 +162,8 @@ impl ConnTable {
         }
     }
 
-    /// Removes an entry that is in its bucket from the index of the overflow, if no other entry
-    /// matches the same packets in the direction `side` any more.
+    /// If an entry is in its bucket, and no other entry matches the same packets in the direction
+    /// `side` any more, removes the entry from the index of the overflow.
     fn settle(&mut self, handle: u32, side: Side) {
         let entry = self.slots.entry(handle);
         if self.slots.in_place(handle)

@@ -381,7 +381,7 @@ impl ConnTable {
 
     /// Prefetches: calls `load` with the first words that a look-up of a packet between these two
     /// addresses reads. Either address may be the client, unless it is known not to be one.
-    /// [`aim`](Self::aim) continues.
+    /// [`aim`](Self::aim) is the next step.
     #[inline]
     pub(crate) fn ahead(
         &self,

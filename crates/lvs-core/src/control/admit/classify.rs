@@ -70,7 +70,8 @@ pub(in crate::control) enum By<T> {
     Pin,
     Template(T),
     Scheduler,
-    /// Full NAT has no free local port towards the scheduler's choice.
+    /// One of the next servers in the list, because full NAT has no free local port towards the
+    /// scheduler's choice.
     NextServer,
 }
 
