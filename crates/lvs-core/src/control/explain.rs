@@ -38,8 +38,8 @@ pub struct Explanation {
     pub connection: Option<String>,
     /// The persistence template that would choose the server, as text.
     pub template: Option<String>,
-    /// The reason why no template chooses the server; empty if one does, or if the decision does
-    /// not reach this step.
+    /// The reason why no template chooses the server; empty if one does, or if an earlier step
+    /// decides.
     pub template_why: String,
     /// Name of the service's scheduler.
     pub scheduler: String,
