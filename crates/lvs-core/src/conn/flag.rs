@@ -35,7 +35,8 @@ pub(crate) const BORROWED: u32 = 0x0080_0000;
 pub(crate) const REPLICATED: u32 = 0x0100_0000;
 /// The entry controls other entries, or has controlled some.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
-/// The time until the server's first answer is being measured.
+/// The server's first answer is awaited, to measure the time until then, and to count the attempt
+/// over TCP.
 pub(crate) const TIMED: u32 = 0x0400_0000;
 /// The server was removed, and the connection does not continue if the server is added again.
 pub(crate) const GONE: u32 = 0x0800_0000;
@@ -67,9 +68,9 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | PROBE
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
-/// The kernel fast path does not forward packets of connections with one of these flags. It
-/// forwards connections with `AWAITED`, and connections with `TRACKED`, for which it is sufficient
-/// that userspace sees some of the sequence numbers.
+/// Connections with one of these flags cannot be offloaded. Connections with `AWAITED` can: their
+/// offload clears this flag. Connections with `TRACKED` can, because it is sufficient that
+/// userspace sees some of their sequence numbers.
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !(TRACKED | AWAITED);
 /// Flags that have a meaning only at this director, and are not replicated.
 pub(crate) const OWN: u32 = PROBE

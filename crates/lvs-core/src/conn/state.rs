@@ -1,9 +1,9 @@
 //! State machines: TCP, UDP and SCTP.
 //!
-//! The tables are those of `ip_vs_proto_tcp`: one for packets from the client, one for packets from
-//! the server, and one for packets from the client of connections whose replies do not pass through
-//! the director. Each also has a second form for `secure_tcp`. For SCTP they are the three tables
-//! of `ip_vs_proto_sctp`.
+//! The tables for TCP are those of `ip_vs_proto_tcp`: one for packets from the client, one for
+//! packets from the server, and one for packets from the client of connections whose replies do not
+//! pass through the director. Each also has a second form for `secure_tcp`. For SCTP they are the
+//! three tables of `ip_vs_proto_sctp`.
 
 use crate::{Protocol, SctpChunk, TcpFlags};
 
@@ -115,7 +115,8 @@ pub(crate) enum Direction {
     InputOnly,
 }
 
-/// The timeout of each state in seconds. The timeouts of ESTABLISHED, FIN_WAIT and UDP can be set.
+/// The timeout of each state in seconds. [`set`](Self::set) changes TCP ESTABLISHED, TCP FIN_WAIT
+/// and UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timeouts {
     tcp: [u32; 11],
@@ -135,9 +136,9 @@ impl Default for Timeouts {
 
 impl Timeouts {
     /// The minimum timeouts of RFC 5382 (REQ-5): two hours and four minutes for established
-    /// connections, four minutes for half-open and half-closed ones. An established SCTP association
-    /// gets the timeout of a TCP connection. The kernel's timeout for UDP is already the five
-    /// minutes of RFC 4787 (REQ-5).
+    /// connections, four minutes for half-open and half-closed ones. An established SCTP
+    /// association gets the timeout of an established TCP connection. The kernel's timeout for UDP
+    /// is already the five minutes of RFC 4787 (REQ-5).
     pub(crate) fn modern() -> Self {
         const ESTABLISHED: u32 = 7440;
         const TRANSITORY: u32 = 240;

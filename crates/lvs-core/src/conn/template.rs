@@ -17,7 +17,7 @@ pub(crate) struct Template {
     /// The client's network with port 0, the virtual address, and the protocol. For a service of a
     /// firewall mark, the protocol is 0 and the mark is in the virtual address.
     pub(crate) key: Key,
-    /// Address and port to which connections of this template are sent.
+    /// The server's address. The port is 0 if the template applies to several ports.
     pub(crate) server_addr: SocketAddr,
     pub(crate) server: AtomicU32,
     pub(crate) flags: AtomicU32,

@@ -34,12 +34,12 @@ impl Control {
 
     /// Takes over the connections of a previous process from at most `budget` slots; call it until
     /// it returns false. State, timeout and deadline are unchanged. A connection is bound to its
-    /// server if its service still has this server, with the same forwarding method. Otherwise the
-    /// connection stays unbound, like a connection that was received by synchronisation before its
-    /// server was added. Templates and connections that have ended are not inherited. A connection
-    /// of full NAT is kept if `local` returns its local address and port, and otherwise removed,
-    /// because other uses of its local port are unknown. The arguments of `local` are the number of
-    /// the slot, the protocol and the server.
+    /// server if its service still has this server, with the same forwarding method (NAT and full
+    /// NAT count as one method). Otherwise the connection stays unbound, like a connection that was
+    /// received by synchronisation before its server was added. Templates and connections that have
+    /// ended are not inherited. A connection of full NAT is kept if `local` returns its local
+    /// address and port, and otherwise removed, because other uses of its local port are unknown.
+    /// The arguments of `local` are the number of the slot, the protocol and the server.
     pub fn adopt(
         &self,
         shard: &mut Shard,
@@ -86,9 +86,9 @@ impl Control {
         no_room
     }
 
-    /// Binds an adopted connection to its server, or to no server if that no longer exists. Returns
-    /// `false`, without a change, if the caller must remove the connection: a template, or one that
-    /// is about to end.
+    /// Binds an adopted connection to its [server](Self::server_left), if any. Returns `false`,
+    /// without a change, for a template and for a connection that has ended: the caller must then
+    /// remove the entry.
     fn keeps(&self, entry: Entry<'_>) -> bool {
         if !is_kept(entry.flags()) {
             return false;
@@ -196,7 +196,7 @@ mod tests {
                     Err(pending) => before.admit(shard, &meta, pending, Instant::ZERO),
                 };
                 let Verdict::Forward(forward) = verdict else {
-                    panic!("{verdict:?}")
+                    panic!("client port {port}, flags {flags:#x}: {verdict:?}")
                 };
                 if flags == TcpFlags::SYN {
                     targets.push(forward.target);
@@ -210,7 +210,7 @@ mod tests {
     fn goes_on(shard: &mut Shard, port: u16, now: Instant) -> SocketAddr {
         let verdict = shard.handle_packet(&segment(port, TcpFlags::ACK), now);
         let Ok(Verdict::Forward(forward)) = verdict else {
-            panic!("{verdict:?}")
+            panic!("client port {port}: {verdict:?}")
         };
         assert!(forward.server.is_some());
         forward.target
@@ -308,7 +308,7 @@ mod tests {
         for port in [1001, 1002, 1003] {
             let verdict = shard.handle_packet(&segment(port, TcpFlags::ACK), Instant::ZERO);
             let Ok(Verdict::Forward(Forward { conn, source, .. })) = verdict else {
-                panic!("{verdict:?}")
+                panic!("client port {port}: {verdict:?}")
             };
             let conn = conn.unwrap();
             let local = shard
@@ -360,7 +360,7 @@ mod tests {
             };
             let verdict = shard.handle_packet(&reply, now);
             let Ok(Verdict::Reply(reply)) = verdict else {
-                panic!("{verdict:?}")
+                panic!("client port {port}: {verdict:?}")
             };
             let client = SocketAddr::from(([192, 0, 2, 1], port));
             assert_eq!(reply.destination, Some(client));

@@ -29,7 +29,7 @@ impl Control {
 
     /// As [`advance`](Self::advance), for a director of one shard: connections, templates and all
     /// other timers end in the order of their deadlines, however far the clock has advanced. If the
-    /// shard belongs to another director, it is unchanged.
+    /// shard belongs to another director, it is unchanged, and only `advance` runs.
     pub fn advance_with(&mut self, shard: &mut Shard, now: Instant) {
         if !self.owns(shard) {
             return self.advance(now);
@@ -81,8 +81,8 @@ impl Control {
         }
     }
 
-    /// The time at which [`advance`](Self::advance) must be called next; `None` until the caller
-    /// has set the clock.
+    /// The time at which [`advance`](Self::advance) must be called next; `None` if no work is
+    /// planned, as before the first call of `advance`.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let templates = self.templates.table.next_wakeup();
         self.next_event.into_iter().chain(templates).min()

@@ -1,4 +1,4 @@
-//! Counters and rates of the whole director.
+//! Reads, adds to and zeroes the counters of the director, of services and of servers.
 
 use super::Control;
 use crate::stats::{Counts, Stats};

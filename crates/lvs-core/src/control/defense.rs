@@ -61,8 +61,8 @@ impl Defense {
         (self.free, self.slots) = (free, slots);
     }
 
-    /// Whether any defence is configured (its sysctl is not 0), so that [`update`](Self::update) must
-    /// run at each [`PERIOD`].
+    /// Whether any defence is configured (its sysctl is not 0), so that [`update`](Self::update)
+    /// must run at each [`PERIOD`].
     pub(crate) fn is_needed(sysctls: &Sysctls) -> bool {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }
@@ -221,7 +221,7 @@ mod tests {
             assert_eq!(
                 (defense.rate, defense.drops_entries),
                 (rate, rate > 0),
-                "{free}"
+                "{free} of 1024 slots are free"
             );
             assert_eq!(
                 (defense.secure, sysctls.secure_tcp),
@@ -250,7 +250,11 @@ mod tests {
                 .count()
         };
         for (packets, expected) in [(0, 0), (1, 24), (2, 12), (8, 3), (9, 0)] {
-            assert_eq!(drops(&mut defense, packets), expected, "{packets}");
+            assert_eq!(
+                drops(&mut defense, packets),
+                expected,
+                "entries with {packets} packets"
+            );
         }
         assert!(!defense.draws_lot(Duration::from_secs(59), 1));
     }

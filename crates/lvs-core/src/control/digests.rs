@@ -272,7 +272,7 @@ mod tests {
         let whole = digests(&control, 1000);
         assert_eq!(whole.len(), 10);
         for budget in 1..40 {
-            assert_eq!(digests(&control, budget), whole, "{budget}");
+            assert_eq!(digests(&control, budget), whole, "budget {budget}");
         }
     }
 

@@ -1,6 +1,6 @@
-//! Snapshots and rates of all counters every two seconds, in portions, so that thousands of servers
-//! cause no delay. The kernel distributes its estimators over the two seconds for the same reason
-//! (`IPVS_EST_NTICKS`).
+//! Takes snapshots of all counters every two seconds, and computes rates from them. The snapshots
+//! are taken in portions, so that thousands of servers cause no delay. The kernel distributes its
+//! estimators over the two seconds for the same reason (`IPVS_EST_NTICKS`).
 
 use core::ops::Bound;
 use core::time::Duration;
@@ -14,7 +14,8 @@ const PERIOD: Duration = Duration::from_secs(2);
 const STEP: Duration = Duration::from_millis(40);
 /// Maximum number of portions in a round, so that a round ends before the next one begins.
 const PORTIONS: usize = 40;
-/// Minimum number of services and servers in a portion. Their snapshots are taken at the same time.
+/// Minimum number of services and servers in a portion, except the last of a round. The snapshots
+/// of a portion are taken at the same time.
 const PORTION_MIN: usize = 512;
 
 #[derive(Debug, Default)]

@@ -38,7 +38,8 @@ pub struct Explanation {
     pub connection: Option<String>,
     /// The persistence template that would choose the server, as text.
     pub template: Option<String>,
-    /// The reason why no template chooses the server.
+    /// The reason why no template chooses the server; empty if one does, or if an earlier step
+    /// decides.
     pub template_why: String,
     /// Name of the service's scheduler.
     pub scheduler: String,
@@ -272,7 +273,10 @@ impl Control {
                 let number = self.index.get(&ServiceKeyOrd::from(&service.key));
                 let client = ask.client.ip();
                 let decided = number.and_then(|&number| self.filters.decide(number, client));
-                decided.map_or_else(String::new, |decided| decided.describe(client))
+                decided.map_or_else(
+                    || reason.describe().to_string(),
+                    |decided| decided.describe(client),
+                )
             }
             DropReason::DropPacket => format!(
                 "the defence drop_packet drops one new connection in {}",
@@ -572,7 +576,7 @@ mod tests {
                     // `ovf` refuses connections when each server has more than its weight.
                     _ => None,
                 };
-                assert_eq!(first.server, target, "{scheduler}");
+                assert_eq!(first.server, target, "{scheduler}, client {n}");
                 assert_eq!(
                     explanation(&director).connection.is_some(),
                     target.is_some()

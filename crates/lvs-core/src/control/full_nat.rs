@@ -1,5 +1,6 @@
-//! Full NAT: the director also translates the client's address, so that replies return to the
-//! director whatever routes the servers have. IPVS has no such method.
+//! Settings of full NAT, and the choice of connections that use it. With full NAT, the director
+//! also translates the client's address, so that replies return to the director whatever routes the
+//! servers have. IPVS has no such method.
 
 use super::Control;
 use super::admit::Packets;

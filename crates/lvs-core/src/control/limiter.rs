@@ -29,8 +29,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Limiter {
     rate: Meter,
     sources: Vec<Source>,
-    /// Number of connections when they were last counted, plus the connections opened since: at
-    /// least the real number.
+    /// Number of connections when they were last counted, plus the connections that the limiter has
+    /// permitted since then, even if they have ended.
     connections: u64,
     looked: Option<Instant>,
 }
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(taken(&mut limiter, &limits, "192.0.2.1", 1000, now), 5);
         for n in 2..8 {
             let client = alloc::format!("192.0.2.{n}");
-            assert_eq!(taken(&mut limiter, &limits, &client, 5, now), 5, "{n}");
+            assert_eq!(taken(&mut limiter, &limits, &client, 5, now), 5, "{client}");
         }
         // An IPv6 host counts as its /64 network.
         assert_eq!(taken(&mut limiter, &limits, "2001:db8::1", 5, now), 5);

@@ -105,7 +105,7 @@ impl Default for Options {
 ///
 /// | | methods | called |
 /// |---|---|---|
-/// | configuration | [`add_service`](Self::add_service), [`add_server`](Self::add_server), [`set_sysctl`](Self::set_sysctl) and others; with the feature `api`, `apply` for a list of changes, all or none | from any thread, then [`sweep`](Self::sweep) for each shard, so that its packets follow |
+/// | configuration | [`add_service`](Self::add_service), [`add_server`](Self::add_server), [`set_sysctl`](Self::set_sysctl) and others; with the feature `api`, `apply` for a list of changes, all or none | from any thread, then [`sweep`](Self::sweep) for each shard, so that it applies the changes |
 /// | the host | [`set_local_addresses`](Self::set_local_addresses), [`set_networks`](Self::set_networks), [`set_memory`](Self::set_memory) | when it changes |
 /// | packets | [`admit`](Self::admit), [`admit_icmp_error`](Self::admit_icmp_error) | with a shard that returned [`NeedsControl`](crate::NeedsControl), at once and with the same time |
 /// | time | [`advance`](Self::advance), at [`next_wakeup`](Self::next_wakeup) or every two seconds | once for all shards, after their own [`advance`](Shard::advance); then [`sweep`](Self::sweep) for each |
@@ -165,8 +165,8 @@ pub struct Control {
     index: Keys,
     next_service: u32,
     records: Records,
-    /// Number of services with port 21: they receive TCP packets to ports without a separate
-    /// service.
+    /// Number of services with port 21: they also receive TCP packets to the ports of data
+    /// connections (20, and from 1024 on) that have no service of their own.
     ftp_services: usize,
     /// Number of services with port 0, marks included.
     any_port_services: usize,

@@ -24,12 +24,12 @@ type From = (u8, SocketAddr, u32);
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     all: BTreeMap<From, (SocketAddr, Instant)>,
-    /// Time of the next search for unused pins.
+    /// Time of the next search for expired pins.
     next: Instant,
 }
 
 impl Pins {
-    /// Removes the pin of an opened connection.
+    /// Removes the pin of a client's connection to a service, if there is one.
     pub(super) fn remove(&mut self, protocol: Protocol, client: SocketAddr, service: u32) {
         self.all.remove(&(protocol.0, client, service));
     }
@@ -56,8 +56,8 @@ impl Pins {
 }
 
 impl Control {
-    /// The next connection of `client` to the service within 11 minutes uses `server`, regardless of
-    /// the scheduler, the server's weight, filters and limits: for through-VIP checks.
+    /// The next connection of `client` to the service within 11 minutes uses `server`, regardless
+    /// of the scheduler, the server's weight, filters and limits: for through-VIP checks.
     ///
     /// # Errors
     /// [`Error::NoService`] (also for the service of a firewall mark, which has no protocol),
@@ -216,7 +216,7 @@ mod tests {
             };
             match verdict {
                 Verdict::Forward(forward) => forward.target,
-                other => panic!("{other:?}"),
+                other => panic!("client {client}: {other:?}"),
             }
         };
         assert_eq!(
@@ -241,7 +241,7 @@ mod tests {
             let meta = PacketMeta::tcp(Hook::Transit, server, client, flags);
             match shard.handle_packet(&meta, now) {
                 Ok(Verdict::Reply(reply)) => assert_eq!(reply.probe, probe, "{client}"),
-                other => panic!("{other:?}"),
+                other => panic!("reply to {client}: {other:?}"),
             }
         }
         // Connections of health checks are not counted as attempts.
@@ -272,7 +272,7 @@ mod tests {
             let pending = shard.handle_packet(&meta, now).unwrap_err();
             let verdict = control.admit(&mut shard, &meta, pending, now);
             let is_forwarded = matches!(verdict, Verdict::Forward(_));
-            assert_eq!(is_forwarded, client == opened, "{verdict:?}");
+            assert_eq!(is_forwarded, client == opened, "{client}: {verdict:?}");
         }
         assert_eq!(control.unpin(&key, opened, now), Ok(false));
         assert_eq!(control.unpin(&key, dropped, now), Ok(true));

@@ -208,7 +208,7 @@ impl Records {
         }
     }
 
-    /// Examines up to `count` records of removed servers, and frees a record that has been without
+    /// Examines up to `count` records of removed servers, and frees each that has been without
     /// references for long enough (`ip_vs_dest_trash_expire`). The next call continues after the
     /// examined records.
     pub(crate) fn empty_trash(&mut self, now: Instant, count: usize) -> Trash {

@@ -52,7 +52,8 @@ impl Service {
         self.owner.as_deref()
     }
 
-    /// The real servers in the kernel's order: the most recently added one is first.
+    /// The real servers in the kernel's order: the most recently added one is first, unless
+    /// [`Control::arrange_servers`](crate::Control::arrange_servers) has changed the order.
     pub fn servers(&self) -> &[Arc<Server>] {
         self.pool.servers()
     }

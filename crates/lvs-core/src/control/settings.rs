@@ -131,7 +131,8 @@ impl Control {
         self.daemons.push(daemon);
     }
 
-    /// The running synchronisation daemons that `apply` (feature `api`) has started, in this order.
+    /// The running synchronisation daemons that `apply` (feature `api`) has started, in the order
+    /// of their start.
     pub fn daemons(&self) -> &[SyncDaemon] {
         &self.daemons
     }

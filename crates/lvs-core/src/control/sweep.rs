@@ -18,9 +18,10 @@ pub(super) struct SweepWork {
 }
 
 impl Control {
-    /// Copies changes of the configuration into a shard, and removes connections if the settings
-    /// require this. It only prepares the work of [`Shard::end_down`]. Call it after each change. A
-    /// shard of another director is unchanged.
+    /// Copies changes of the configuration into a shard, and removes connections if the sysctls
+    /// `expire_nodest_conn` or `drop_entry` require this. Connections that a service's
+    /// [`OnServerDown`](crate::settings::OnServerDown) closes are left to [`Shard::end_down`]. Call
+    /// it after each change. A shard of another director is unchanged.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
             return;

@@ -70,8 +70,8 @@ impl Control {
         self.backup
     }
 
-    /// Number of UDP ports of a daemon that would start now: the number of ports of a running
-    /// daemon, or else `sync_ports`.
+    /// Number of UDP ports of a daemon that would start now: as many as a running daemon has.
+    /// Without a running daemon, the sysctl `sync_ports` determines the number.
     pub fn next_sync_ports(&self) -> u16 {
         if self.settings.master.is_some() || self.backup.is_some() {
             return self.sync_ports;

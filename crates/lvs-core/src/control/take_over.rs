@@ -25,7 +25,8 @@ const TAKEN: u32 = flag::METHOD
 /// Flags that a message may change in an existing entry (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
 const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 
-/// Timeout in seconds of a received entry if neither the message nor its protocol defines one.
+/// Timeout in seconds of a received template, or of a received entry of AH or ESP, if the message
+/// contains none.
 const TIMEOUT: u32 = 180;
 
 /// If a packet reached each of two directors within this time, the order of the packets counts as
@@ -35,7 +36,8 @@ const TIE: Duration = RECENT;
 /// Numbers of received connections and templates, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Connections and templates that were added to their table or updated in it.
+    /// Connections and templates that were added to their table or updated in it, and inactive
+    /// connections that were ignored because another connection has replaced them.
     pub taken: u64,
     /// Connections and templates that were ignored, because their content is invalid.
     pub nonsense: u64,
@@ -76,9 +78,8 @@ impl Control {
     }
 
     /// Stores entries that [`wire::parse`] has read for the running backup: connections in `shard`,
-    /// templates in this `Control`. Invalid entries are ignored. Returns the numbers of stored,
-    /// invalid and refused entries. All are 0 if no backup is running, or if `shard` belongs to
-    /// another director.
+    /// templates in this `Control`. Invalid entries are ignored. Returns the numbers of entries by
+    /// result. All are 0 if no backup is running, or if `shard` belongs to another director.
     pub fn take_over(
         &mut self,
         shard: &mut Shard,
@@ -206,9 +207,9 @@ impl Control {
         }
     }
 
-    /// Checks that the fields of an entry do not contradict each other. Returns whether the entry
-    /// is a template, and its flags at this director. In the virtual address of an IPv6 template of
-    /// a firewall mark, clears everything except the mark.
+    /// Checks that this director supports the fields of an entry, and that they do not contradict
+    /// each other. Returns whether the entry is a template, and its flags at this director. In the
+    /// virtual address of an IPv6 template of a firewall mark, clears everything except the mark.
     fn check_entry(&self, entry: &mut Entry) -> Result<(bool, u32), Refused> {
         let template = entry.flags & flag::TEMPLATE != 0;
         if entry.flags & flag::ONE_PACKET != 0 || (template && entry.flags & flag::NO_CPORT != 0) {
@@ -443,7 +444,7 @@ impl Control {
         Ok(())
     }
 
-    /// The server in the configuration to which a received entry belongs (`ip_vs_find_dest`).
+    /// The configured server of a received entry (`ip_vs_find_dest`).
     pub(super) fn find_server(
         &self,
         key: &Key,

@@ -478,8 +478,8 @@ impl Shard {
         }
     }
 
-    /// Adds to the counters of a connection's server, of its service and of the director, unless
-    /// the server is removed (`ip_vs_in_stats`). `server`: [`NO_SLOT`] counts nothing.
+    /// Adds to the counters of a connection's server, of its service and of the director
+    /// (`ip_vs_in_stats`). Does nothing if the server is removed, or is [`NO_SLOT`].
     #[inline]
     pub(crate) fn count(&self, server: u32, count: impl Fn(&Counters)) {
         if let Some(link) = self.link_of(server) {

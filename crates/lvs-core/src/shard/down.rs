@@ -89,7 +89,8 @@ pub struct Reset {
     /// Whether this is a probe: a SYN+ACK, which the receiver answers with an acknowledgement that
     /// contains the number for the reset.
     pub asks: bool,
-    /// The sequence number that the receiver expects next; in a probe, it may be an earlier one.
+    /// The sequence number that the receiver expects next; in a probe, it may be an earlier one. 0
+    /// in a reset to a client if the number is unknown.
     pub seq: u32,
     /// The acknowledgement number, if known; without it, the segment has no ACK bit.
     pub ack: Option<u32>,
@@ -199,8 +200,8 @@ impl Shard {
         }
     }
 
-    /// Whether connections of removed servers may remain to be closed by
-    /// [`end_down`](Self::end_down).
+    /// Whether [`end_down`](Self::end_down) must be called: connections of removed servers may
+    /// remain to be closed, or it has resets to return.
     pub fn has_down(&self) -> bool {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
@@ -358,6 +359,9 @@ impl Shard {
                 "refused (port unreachable): the server of its connection went down"
             }
             OnServerDown::Reschedule => "scheduled again: the server of its connection went down",
+            OnServerDown::Drop if tcp => {
+                "dropped, unless the packet is a SYN: the server of its connection went down"
+            }
             OnServerDown::Drop => "dropped: the server of its connection went down",
             OnServerDown::Kernel if self.settings.sysctls.expire_nodest_conn => {
                 "scheduled again if the packet may open a connection: the server of its connection was removed"

@@ -53,8 +53,8 @@ impl Shard {
     }
 
     /// Returns the changes of connections' local addresses and ports in their order: a later
-    /// connection may use the slot of an earlier one. Changes that the caller does not consume
-    /// remain stored.
+    /// connection may use the slot of an earlier one. Connections in the table's overflow cannot be
+    /// offloaded, and are omitted. Changes that the caller does not consume remain stored.
     pub fn local_changes(&mut self) -> impl Iterator<Item = LocalChange> + '_ {
         iter::from_fn(|| self.local_changes.as_mut()?.pop_front())
     }

@@ -14,7 +14,7 @@ use crate::{Protocol, Server};
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
     pub(crate) counters: Arc<Counters>,
-    /// Counters of the server's service; `None` if the server is removed.
+    /// Counters of the server's service; `None` if the service was deleted.
     pub(crate) service: Option<Arc<Counters>>,
 }
 

@@ -30,7 +30,7 @@ pub struct Connection {
     pub method: Forwarding,
     /// Whether the entry is a persistence template.
     pub template: bool,
-    /// Whether the entry arrived in a synchronisation message.
+    /// Whether the entry arrived in a synchronisation message or in an update of a peer.
     pub synced: bool,
 }
 
@@ -51,7 +51,8 @@ impl Shard {
 
     /// Lists connections from slot `from` on, and returns the slot at which the next call
     /// continues; `None` at the end. `budget` bounds the number of visited slots, so that each call
-    /// takes a short time, whether the table is full or empty.
+    /// takes a short time, whether the table is full or empty: a connection counts as 16 free
+    /// slots.
     pub fn connections_piece(
         &self,
         from: usize,

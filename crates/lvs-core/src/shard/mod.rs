@@ -61,8 +61,8 @@ pub(crate) use self::settings::{Settings, Shared};
 /// | packets | [`handle_packet`](Self::handle_packet), [`handle_icmp_error`](Self::handle_icmp_error) | for each; then, on [`NeedsControl`], [`Control`](crate::Control)'s method, with the same time |
 /// | time | [`advance`](Self::advance) until it returns false, with packets in between | at [`next_wakeup`](Self::next_wakeup), before [`Control::advance`](crate::Control::advance) |
 /// | changes | [`Control::sweep`](crate::Control::sweep) | after each; otherwise the next packet returns [`NeedsControl`] |
-/// | servers that went down | [`end_down`](Self::end_down), whose resets the caller sends | while [`has_down`](Self::has_down), which may begin with a sweep |
-/// | such servers, for offloaded connections | [`take_late_resets`](Self::take_late_resets), which the caller sends | after packets |
+/// | connections of removed servers | [`end_down`](Self::end_down), whose resets the caller sends | while [`has_down`](Self::has_down) is true; a sweep may make it true |
+/// | answers to the probes of `end_down` | [`take_late_resets`](Self::take_late_resets), which the caller sends | after packets |
 /// | dropped packets | [`Control::count_drops`](crate::Control::count_drops) with [`drops`](Self::drops) | about once a second |
 /// | synchronisation | [`take_sync_message`](Self::take_sync_message) until there is none | at [`next_sync_message`](Self::next_sync_message) |
 /// | questions | [`connections_from`](Self::connections_from), [`len`](Self::len) and others | at any time |

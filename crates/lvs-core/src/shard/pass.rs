@@ -1,6 +1,6 @@
-//! The userspace fast path: for packets that change only the counters and the deadline of their
-//! connection, as most packets do. All other packets take the [slow path](super::decide), which
-//! would decide the same.
+//! The userspace fast path, for IPv4 packets that change only the counters and the deadline of
+//! their connection, as most packets do. It decides about them as the [slow path](super::decide)
+//! would. All other packets take the slow path.
 
 use core::net::{SocketAddr, SocketAddrV4};
 

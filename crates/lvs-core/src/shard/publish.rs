@@ -71,7 +71,7 @@ pub enum Unpublished {
     Unanswered,
     /// The kernel fast path does not support the server's forwarding method.
     Method,
-    /// The server of the connection was removed.
+    /// The connection has no server, or its server was removed.
     NoServer,
     /// Full NAT has no local port for the connection.
     NoLocalPort,
@@ -105,7 +105,7 @@ impl fmt::Display for Unpublished {
             Self::Template => "the entry is a persistence template",
             Self::Unanswered => "the server has not answered yet",
             Self::Method => "the forwarding method is not NAT, full NAT, direct routing or a tunnel",
-            Self::NoServer => "the server was removed",
+            Self::NoServer => "the connection has no server, or its server was removed",
             Self::NoLocalPort => "full NAT has no local port for the connection",
             Self::Exception => {
                 "the table stores the connection in the overflow: other connections have the same addresses and ports, or its part of the table is full"
@@ -160,7 +160,7 @@ fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     }
 }
 
-/// Whether a connection is due for offloading.
+/// State of a connection before and during its offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadState {
     /// The epoch is 0: no connection can be offloaded now.
@@ -246,9 +246,9 @@ pub enum LocalChange {
 }
 
 impl Shard {
-    /// Whether look-ups should read an entry's home slot before the tags: first for narrow (IPv4)
-    /// slots, then for wide slots. This changes as the table fills. A program that uses an old
-    /// value is slower, and finds the same entries.
+    /// Whether look-ups should read an entry's home slot before the tags. The first value is for
+    /// narrow (IPv4) slots, the second for wide slots. This changes as the table fills. A program
+    /// that uses an old value is slower, and finds the same entries.
     pub const fn tries_homes(&self) -> [bool; 2] {
         self.table.at_home()
     }
@@ -516,12 +516,15 @@ mod tests {
                 _ => TcpFlags::ACK,
             };
             let conn = send(&mut director, &packet(Protocol::TCP, flags));
-            assert!(!director.shard.is_offload_due(conn, 16, 1), "{n}");
+            assert!(
+                !director.shard.is_offload_due(conn, 16, 1),
+                "offload is due after packet {n} of a connection that is closed by packet 15"
+            );
         }
     }
 
     #[test]
-    fn offload_is_due_at_once_in_new_epoch_and_after_16_packets_if_evicted() {
+    fn offload_is_due_at_once_in_new_epoch_but_not_at_once_after_eviction() {
         let mut director = director(Protocol::UDP, Forwarding::Route);
         let meta = packet(Protocol::UDP, 0);
         let mut conn = send(&mut director, &meta);
@@ -634,7 +637,11 @@ mod tests {
                 17 => OffloadState::Between,
                 _ => OffloadState::Early,
             };
-            assert_eq!(route.shard.offload_state(conn, 16, 1), expected, "{n}");
+            assert_eq!(
+                route.shard.offload_state(conn, 16, 1),
+                expected,
+                "after packet {n}"
+            );
         }
         assert!(route.shard.publish(conn, 1, None));
         let offload_state = [0, 1, 2].map(|epoch| route.shard.offload_state(conn, 16, epoch));

@@ -24,8 +24,7 @@ pub(crate) struct Settings {
     pub(crate) ipv6: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) sysctls: Sysctls,
-    /// Whether `secure_tcp` is active, so that only the server's packets establish a TCP
-    /// connection.
+    /// Whether `secure_tcp` is active, so that TCP connections use stricter tables of states.
     pub(crate) secure: bool,
     /// Whether a backup daemon is running and `backup_only` is set, so that nothing is forwarded.
     pub(crate) backup_only: bool,

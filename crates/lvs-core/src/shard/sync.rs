@@ -12,13 +12,12 @@ impl Shard {
         self.sync.take(now, &self.settings.sysctls)
     }
 
-    /// Number of messages lost because the queue contained
-    /// [`sync_messages_max`](Self::sync_messages_max) messages.
+    /// Number of messages lost because the queue of their port was full (`sync_qlen_max` messages).
     pub fn lost_sync_messages(&self) -> u64 {
         self.sync.lost()
     }
 
-    /// Maximum number of messages in the queue (`sync_qlen_max` for each port).
+    /// Maximum number of messages in the queues of all ports (`sync_qlen_max` for each port).
     pub fn sync_messages_max(&self) -> usize {
         let ports = self.settings.master.map_or(1, |master| master.ports);
         let max = usize::try_from(self.settings.sysctls.sync_qlen_max).unwrap_or(0);
@@ -71,7 +70,7 @@ impl Shard {
     }
 
     /// Queues messages about a connection and the entries that control it, if they are due
-    /// (`ip_vs_sync_conn`).
+    /// (`ip_vs_sync_conn`). Ignores connections that no other director can use.
     pub(crate) fn sync_connection(&mut self, index: u32, packets: u32, now: Instant) {
         let Some(master) = self.settings.master else {
             return;

@@ -14,14 +14,15 @@ use crate::conn::Draft;
 /// Progress of the adoption of a table that a previous process has left in shared memory.
 ///
 /// Look-ups find inherited entries in their buckets from the start, before the entries are visited.
-/// Timers and counters include only the entries visited so far.
+/// Timers and counters include only the entries visited so far. Entries of the overflow are added
+/// only after all other entries were visited: until then, look-ups do not find them.
 #[derive(Debug)]
 pub struct Adoption {
     /// Handles of slots that appear to be in use.
     handles: Vec<u32>,
     /// Index in `handles` of the next slot to examine.
     next: usize,
-    /// Creation number and handle of each adopted entry of the overflow region.
+    /// Sequence number and handle of each adopted entry of the overflow region.
     overflow: Vec<(u64, u32)>,
     /// Clock of the previous process minus the clock of this process.
     ahead: Duration,
@@ -56,9 +57,10 @@ impl ConnTable {
         (table, adoption)
     }
 
-    /// Adopts at most `budget` entries. `keep` translates the values of an entry that have another
-    /// meaning in this process, or rejects the entry. A rejected entry is removed, and so is an
-    /// entry in a wrong bucket. Returns `true` if entries remain.
+    /// Visits at most `budget` entries, and adopts them. `keep` translates the values of an entry
+    /// that have another meaning in this process, or rejects the entry. A rejected entry is
+    /// removed, and so is an entry in a wrong bucket. Returns `true` if entries remain. The last
+    /// call also adds all adopted entries of the overflow to its index.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -162,8 +164,8 @@ impl ConnTable {
         }
     }
 
-    /// Adds the adopted entries of the overflow to its index, in the order of their creation, and
-    /// frees the other slots. Removes an entry if the index is full.
+    /// Adds the adopted entries of the overflow to its index, in the order of their sequence
+    /// numbers, and frees the other slots. Removes an entry if the index is full.
     fn adopt_overflow(&mut self, adoption: &mut Adoption) {
         self.forget_homes();
         let mut entries = core::mem::take(&mut adoption.overflow);

@@ -65,7 +65,7 @@ impl Buckets {
     }
 }
 
-/// The slots of a bucket with the tag `tag`: the top bit of each of their bytes is set.
+/// A mask for the tag word of a bucket: the top bit of a byte is set if its slot has the tag `tag`.
 #[inline]
 const fn matching(word: u64, tag: u64) -> u64 {
     // A byte that differs carries into its highest bit, and not into the next byte.

@@ -94,8 +94,9 @@ impl ConnTable {
     }
 
     /// Makes an entry the newest of the entries that match the same packets, in the directions
-    /// `sides`. From then on, look-ups find it through the index of the overflow. Returns `false`,
-    /// without a change, if the index is full.
+    /// `sides`. From then on, look-ups find it through the index of the overflow. Returns `false`
+    /// if the index is full: the order of the entries is then unchanged, but equal entries may have
+    /// been evicted from the kernel fast path.
     pub(super) fn enter(&mut self, handle: u32, sides: impl IntoIterator<Item = Side>) -> bool {
         let draft = self.slots.entry(handle).draft();
         let mut equals = Vec::new();
@@ -161,8 +162,8 @@ impl ConnTable {
         }
     }
 
-    /// Removes an entry that is in its bucket from the index of the overflow, if no other entry
-    /// matches the same packets in the direction `side` any more.
+    /// If an entry is in its bucket, and no other entry matches the same packets in the direction
+    /// `side` any more, removes the entry from the index of the overflow.
     fn settle(&mut self, handle: u32, side: Side) {
         let entry = self.slots.entry(handle);
         if self.slots.in_place(handle)
@@ -174,7 +175,8 @@ impl ConnTable {
         }
     }
 
-    /// Updates the tag words, because an entry has moved into the overflow (`comes`) or out of it.
+    /// Counts an entry that moves into the overflow (`comes`) or out of it, and updates the
+    /// overflow bit in the tag word of its first bucket.
     pub(super) fn move_home(&mut self, handle: u32, comes: bool) {
         let entry = self.slots.entry(handle);
         let narrow = entry.is_of_v4_client();

@@ -17,7 +17,7 @@ use crate::{Forwarding, Protocol};
 
 impl ConnTable {
     /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest, if several
-    /// match.
+    /// match. A connection whose client port is unknown matches only if no other one does.
     #[inline]
     pub(crate) fn find_in(&self, key: &Key) -> Option<u32> {
         self.find_in_ahead(key, &Ahead::NONE)
@@ -381,7 +381,7 @@ impl ConnTable {
 
     /// Prefetches: calls `load` with the first words that a look-up of a packet between these two
     /// addresses reads. Either address may be the client, unless it is known not to be one.
-    /// [`aim`](Self::aim) continues.
+    /// [`aim`](Self::aim) is the next step.
     #[inline]
     pub(crate) fn ahead(
         &self,
@@ -573,7 +573,7 @@ impl Aim {
 }
 
 /// Recent source and destination addresses with ports that do not belong to clients: mostly virtual
-/// addresses and servers. Addresses with the same hash share one slot.
+/// addresses and servers. Of the addresses with the same hash, only the latest is stored.
 pub(super) struct Strangers([AtomicU64; Self::PLACES]);
 
 impl Strangers {

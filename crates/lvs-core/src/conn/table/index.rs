@@ -1,5 +1,5 @@
-//! The index of the overflow region of the connection table: from the hash of a tuple to the
-//! possible entries, in a bounded number of steps for any tuples.
+//! The index of the overflow region of the connection table. It finds the entries of a tuple by the
+//! hash of the tuple, in a bounded number of steps for any tuples.
 //!
 //! A line is a cache line with room for eight references. A hash selects two lines, and a reference
 //! is stored in the emptier one. The index is dimensioned for four references a line, with which
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn full_index_accepts_insertions_after_removals() {
+    fn index_at_capacity_accepts_insertions_after_removals() {
         let size = 1 << 14;
         let mut index = Index::new(size as usize);
         for n in 0..20 * size {

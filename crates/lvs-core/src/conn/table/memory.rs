@@ -63,8 +63,7 @@ pub enum LayoutError {
     Foreign,
     /// The layout has this version, which another version of this crate uses.
     Version(u64),
-    /// The numbers in the encoded layout contradict each other, or the memory is too short for
-    /// them.
+    /// The encoded layout has invalid numbers, or the memory is too short for it.
     Damaged,
 }
 
@@ -87,8 +86,7 @@ impl fmt::Display for LayoutError {
 impl core::error::Error for LayoutError {}
 
 impl Layout {
-    /// The version of this layout. It changes with the content of slots, of tags or of
-    /// the encoded layout.
+    /// The version of the format of slots, of tags and of the encoded layout.
     pub const VERSION: u64 = 1;
     /// Number of slots in a bucket.
     pub const WAYS: usize = 8;
@@ -99,7 +97,7 @@ impl Layout {
     /// Number of words in an encoded layout ([`to_words`](Self::to_words)).
     pub const HEADER_WORDS: usize = 16;
     const MAGIC: u64 = u64::from_le_bytes(*b"LVSCONNS");
-    /// Maximum number of slots: handles are 31 bits wide.
+    /// A table has fewer slots than this: handles are 31 bits wide.
     const SLOTS_MAX: u64 = 1 << 31;
     /// Minimum number of overflow slots; a table for fewer connections has one for each connection.
     const OVERFLOW_MIN: usize = 1 << 18;
@@ -181,7 +179,7 @@ impl Layout {
     /// Decodes the layout that was stored next to existing memory.
     ///
     /// # Errors
-    /// If the words are not a layout, or it is inconsistent or of another version.
+    /// If the words are not an encoded layout, have another version, or contain invalid numbers.
     pub fn from_words(words: &[u64; Self::HEADER_WORDS]) -> Result<Self, LayoutError> {
         let &[magic, version, ways, narrow, wide, rest @ ..] = words;
         if magic != Self::MAGIC {
@@ -342,7 +340,7 @@ impl Memory {
     }
 
     /// Memory in the given regions: narrow slots, their tags, wide slots, their tags, overflow.
-    /// Each region begins at a cache line.
+    /// Look-ups are faster if each region begins at a cache line.
     ///
     /// # Errors
     /// [`LayoutError::Damaged`] if a region is too short, or the layout has no narrow buckets.

@@ -15,9 +15,9 @@
 //!
 //! The hash covers the client's side only, so that packets of both directions find the same slot:
 //! packets of the client by the virtual address, replies by the server's address. A handle is the
-//! slot's number, and stays the same as long as the entry exists. Entries that match the same
-//! packets are stored in the [`Overflow`]. An entry in its bucket is therefore the only match of
-//! its packets, or is marked as one of several.
+//! slot's number, and stays the same as long as the entry exists. A new entry that matches the same
+//! packets as an existing one is stored in the [`Overflow`]. An entry in its bucket is therefore
+//! the only match of its packets, or is marked as one of several.
 //!
 //! | | bytes a connection (IPv4, full table) |
 //! |---|---|
@@ -73,7 +73,8 @@ const HOMELY: usize = 4;
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
 
-/// Maximum number of entries that are removed together, if their order does not matter.
+/// Maximum number of entries that the wheel examines at a time for due entries, if the order of
+/// their removal does not matter.
 const PORTION: usize = 128;
 
 /// The slots in memory, by handle: narrow slots first, then wide slots, then the overflow.
@@ -294,8 +295,8 @@ impl ConnTable {
         self.slots.overflow
     }
 
-    /// Inserts an entry, as the newest of its equal entries, and starts its timer; `None`, without
-    /// a change, if the table is full or no slot is free for the entry.
+    /// Inserts an entry, as the newest of its equal entries, and starts its timer; `None` if the
+    /// table is full, or has no free slot or no room in the overflow's index for the entry.
     pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
         if self.len >= self.capacity {
             return None;

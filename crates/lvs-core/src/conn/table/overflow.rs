@@ -178,7 +178,7 @@ impl Overflow {
     }
 
     /// Removes an entry from one side of the index. If the entry was the newest, the next older
-    /// equal entry replaces it. If only one equal entry remains, returns this entry.
+    /// equal entry replaces it. If only one of the equal entries remains, returns its handle.
     pub(super) fn leave(&mut self, handle: u32, side: Side, entry: Entry<'_>) -> Option<u32> {
         let hash = self.hash_of(entry, side);
         let old = side.reference(handle);

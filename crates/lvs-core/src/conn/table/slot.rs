@@ -379,7 +379,8 @@ impl<'a> Entry<'a> {
         self.hot[HOT_DEADLINE].store(at.as_nanos(), Release);
     }
 
-    /// Time of the connection's last packet, which started the timer.
+    /// The deadline minus the timeout: the time of the connection's last packet, at this director
+    /// or at a peer, unless the timer has fired since then and was restarted.
     pub(crate) fn last_restart(self) -> Instant {
         let timeout = u64::from(self.timeout()) * 1_000_000_000;
         Instant::from_nanos(self.expires().as_nanos().saturating_sub(timeout))

@@ -1,5 +1,5 @@
-//! Compares the connection table with a simple model: the same operations must give the same
-//! results.
+//! Tests of the connection table. Some compare it with a simple model: the same operations must
+//! give the same results.
 
 use std::boxed::Box;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -217,7 +217,11 @@ fn quarantined_slots_count_as_used() {
             table.get(handle).publish(1);
             table.remove(handle);
         }
-        assert!(table.quarantined.len() <= places, "{n}");
+        assert!(
+            table.quarantined.len() <= places,
+            "after connection {n}, {} of {places} slots are in quarantine",
+            table.quarantined.len()
+        );
     }
     assert!(!table.quarantined.is_empty() && table.len() == 0);
     let later = Instant::ZERO + Duration::from_millis(5);
@@ -336,7 +340,10 @@ fn full_buckets_overflow_and_the_overflow_is_bounded() {
         let taken = (0..100).filter(|_| table.insert(&same, Instant::ZERO).is_some());
         assert_eq!(taken.count(), expected);
         for n in 100..300 {
-            assert!(table.insert(&draft(n, 1), Instant::ZERO).is_some(), "{n}");
+            assert!(
+                table.insert(&draft(n, 1), Instant::ZERO).is_some(),
+                "client port {n} is refused after entries with the flags {flags:#x}"
+            );
         }
     }
 
@@ -443,7 +450,7 @@ fn moved_timer_fires_at_new_deadline() {
 }
 
 #[test]
-fn timer_budget_delays_timers_and_drops_none() {
+fn all_timers_fire_if_budget_is_below_their_number() {
     let mut table = ConnTable::new(1000, 1);
     for n in 1..=1000 {
         table.insert(&draft(n, 100), Instant::ZERO).unwrap();
@@ -784,7 +791,7 @@ proptest! {
     }
 
     #[test]
-    fn timers_agree_with_a_sorted_list(
+    fn timers_agree_with_map_of_deadlines(
         steps in proptest::collection::vec((1u16..50, 1u32..90_000, 0u64..30_000), 1..200)
     ) {
         let mut table = ConnTable::new(64, 7);

@@ -41,7 +41,7 @@ const BUCKETS: usize = TICKS + PAGES + BOOKS;
 /// Maximum number of ticks between the present and the bucket of a record; later deadlines are
 /// recorded at this distance.
 const SPAN: u64 = (BOOKS as u64 - 1) << (2 * PAGE_BITS);
-/// Ticks are stored modulo this value.
+/// Mask of the bits of a tick that are stored in a slot.
 const ARMED_MASK: u64 = (1 << 31) - 1;
 
 /// Number of words in a chunk: the next chunk of its bucket, its bucket, and records.
@@ -52,8 +52,8 @@ const RECORDS: usize = CHUNK - HEADER;
 
 /// Number of ticks between two portions of a page whose records are distributed.
 const PORTION_TICKS: u64 = 64;
-/// Number of portions of a page: they take three quarters of its time, and the last quarter is a
-/// reserve.
+/// Number of portions in which a page is distributed: they take three quarters of the time of the
+/// page before it, and the last quarter is a reserve.
 const PORTIONS: u64 = PAGE / PORTION_TICKS * 3 / 4;
 
 pub(crate) const fn tick_of(when: Instant) -> u64 {
@@ -86,7 +86,7 @@ pub(crate) struct Wheel {
     portion: usize,
     /// Number of records to distribute now.
     owed: usize,
-    /// Number of portions of the present page that are included in `owed` or already distributed.
+    /// Number of portions of the next page that are included in `owed` or already distributed.
     portioned: u64,
     linked: usize,
     /// Whether the bucket of the present tick contains entries that are not due yet.
@@ -455,7 +455,7 @@ const fn ring(number: u64, size: usize) -> usize {
     number as usize & (size - 1)
 }
 
-/// Buckets, records of a chunk and places of records are fewer than 2^32.
+/// The number as a `u32`: buckets, records of a chunk and places of records are fewer than 2^32.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the count stays below the limit"

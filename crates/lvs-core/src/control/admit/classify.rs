@@ -19,8 +19,8 @@ use crate::{
     Verdict,
 };
 
-/// Number of other servers that are tried if full NAT has no free local port towards the chosen
-/// server.
+/// Maximum number of other servers that are tried if full NAT has no free local port towards the
+/// chosen server.
 const OTHERS: usize = 8;
 
 /// Reasons why a packet opens no connection.
@@ -70,7 +70,8 @@ pub(in crate::control) enum By<T> {
     Pin,
     Template(T),
     Scheduler,
-    /// Full NAT has no free local port towards the scheduler's choice.
+    /// One of the next servers in the list, because full NAT has no free local port towards the
+    /// scheduler's choice.
     NextServer,
 }
 
@@ -105,7 +106,8 @@ pub(in crate::control) trait State {
     /// part.
     fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Self::Unknown>;
 
-    /// Finds a template for the packet whose server may be used.
+    /// The packet's template and its server; `None` without a template, or if the server must not
+    /// be used.
     fn find_template(
         &mut self,
         key: &Key,
@@ -257,7 +259,8 @@ fn next_server<S: State>(
 }
 
 /// Opens a connection to the server of the client's persistence template (`ip_vs_sched_persist`).
-/// If no template is usable, the scheduler chooses the server, and a new template is stored.
+/// If no template is usable, the scheduler chooses the server, and a new template is stored. A
+/// datagram without data for the service's persistence engine is dropped.
 fn persistent<S: State>(
     state: &mut S,
     number: u32,
@@ -330,9 +333,9 @@ fn leave<S: State>(
 }
 
 impl Control {
-    /// Whether a packet to `addr` may be sent there if no server is available
-    /// (`ip_vs_addr_is_unicast`): with IPv4, not to an address of the host. With IPv6 the kernel
-    /// does not check this, opens the connection, and loses its packets.
+    /// Whether a packet to `addr` may be sent there if no server is available: to unicast addresses
+    /// (`ip_vs_addr_is_unicast`), with IPv4 except addresses of the host. With IPv6, as in the
+    /// kernel, addresses of the host are not excluded: the packets of such a connection are lost.
     fn may_bypass(&self, addr: IpAddr) -> bool {
         is_unicast(addr) && (addr.is_ipv6() || !self.is_local(addr))
     }

@@ -168,7 +168,9 @@ impl Control {
     }
 
     /// Opens a connection for an ICMP error, as for a packet of the client
-    /// (`ip_vs_try_to_schedule`). Without further packets it ends after three seconds.
+    /// (`ip_vs_try_to_schedule`). Without further packets it ends after three seconds; a one-packet
+    /// connection ends at once. An error in transit that opens none may be about a packet of an
+    /// existing connection.
     fn schedule_icmp_error(
         &mut self,
         shard: &mut Shard,
@@ -246,9 +248,9 @@ impl Control {
         slot
     }
 
-    /// Opens the connection that `slot` describes, and counts it at `server` (`ip_vs_conn_new`,
-    /// `ip_vs_bind_dest`). A one-packet connection is not added to the table. The statistics do not
-    /// count connections of health checks.
+    /// Opens the connection that `slot` describes, and binds it to `server` (`ip_vs_conn_new`,
+    /// `ip_vs_bind_dest`). A one-packet connection is not added to the table. Neither the server
+    /// nor the statistics count connections of health checks.
     fn bind(
         &mut self,
         shard: &mut Shard,
@@ -276,9 +278,9 @@ impl Control {
         Ok(Opened::Entry(index))
     }
 
-    /// Adds a one-packet connection to the table, because the decision about an ICMP error needs an
-    /// entry. If the table is full, the server no longer counts the connection, and the result is
-    /// `None`.
+    /// Adds a one-packet connection to the table, because the decision about an ICMP error, or
+    /// about a packet from the server, needs an entry. If the table is full, the server no longer
+    /// counts the connection, and the result is `None`.
     fn enter_once(
         &self,
         shard: &mut Shard,

@@ -537,7 +537,11 @@ mod tests {
             control.reply(TcpFlags::RST | TcpFlags::ACK, seq, ack, b"");
             let before = control.director.shard.len();
             let server = control.request(TcpFlags::SYN, 900_000, 0, b"");
-            assert_eq!(server == Some(control.server), data, "{server:?}");
+            assert_eq!(
+                server == Some(control.server),
+                data,
+                "forwarded to {server:?} (data connection: {data})"
+            );
             assert!(server.is_some(), "the SYN was dropped");
             assert_eq!(control.director.shard.len(), before);
         }
@@ -552,7 +556,10 @@ mod tests {
             let edited = control.director.control.edit_server(&key, server, &config);
             edited.unwrap();
             let other = control.request(TcpFlags::SYN, 900_000, 0, b"");
-            assert!(other.is_some_and(|other| other != server), "{other:?}");
+            assert!(
+                other.is_some_and(|other| other != server),
+                "forwarded to {other:?} (data connection: {data})"
+            );
         }
     }
 }

@@ -166,7 +166,7 @@ struct Stream {
     /// The largest window that the side has announced; 0 before its first segment.
     window: u32,
     scale: u8,
-    /// The highest acknowledgement number that the other side has sent.
+    /// The highest acknowledgement number that this side has sent.
     acknowledged: Option<u32>,
     offer: Offer,
     /// Whether this side has sent a FIN.
