@@ -182,7 +182,8 @@ pub struct Unpinned {
 #[serde(default)]
 pub struct ReturnPath {
     /// The host that forwarded the latest indirect reply, even if later replies arrived directly.
-    /// Absent if no reply was forwarded, or if the interface of the reply was removed.
+    /// Absent if no reply was forwarded, if the interface of the reply was removed, or if the
+    /// dataplane already stores the replies of 4,096 other servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forwarder: Option<Forwarder>,
 }
@@ -643,7 +644,7 @@ impl PeerStanding {
     pub const ABSENT: &str = "absent";
 
     /// Number of seconds after which a peer that is still not in sync needs an operator's
-    /// attention. A peer that has just started needs less time.
+    /// attention. A peer that has just started is usually in sync earlier.
     pub const ALARM: u64 = 10;
 
     /// Whether this director has all connections of the peer, according to the latest comparison.
@@ -942,8 +943,8 @@ pub struct ServerInfo {
     /// a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// Number of consecutive new connections that the server has refused or not answered in time;
-    /// absent if the service does not count them.
+    /// Number of refused new connections, and of repeated SYNs without an answer, since the server
+    /// last answered a new connection; absent if the service's `count_unanswered` is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
     /// Connections that clients opened to the server; absent if there were none.
@@ -1067,7 +1068,8 @@ pub struct MarkText {
     pub packets: u64,
 }
 
-/// A reason for which packets were dropped or passed to the host, and their number.
+/// A counter in the answer to [`Call::Drops`](super::Call::Drops): packets, connections or
+/// synchronisation messages to which the same happened for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
     /// `drop` or `host` (passed to the host, or reinjected into it). With the kernel fast path also

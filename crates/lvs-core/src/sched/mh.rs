@@ -54,7 +54,7 @@ pub struct MaglevHashing {
     /// The servers and weights from which the table was built. If a change leaves them unchanged,
     /// the table is not rebuilt.
     built: Vec<(SocketAddr, i32)>,
-    /// Whether the list of servers has changed since the table was built.
+    /// Whether a server was added, removed or edited since the table was built.
     stale: bool,
 }
 

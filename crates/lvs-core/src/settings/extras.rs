@@ -50,8 +50,9 @@ pub struct Extras {
     /// Seconds in which a server that begins to accept connections in a running service reaches its
     /// full share; 0 means at once.
     pub slow_start: u32,
-    /// Count consecutive new TCP connections that a server behind NAT refuses or does not answer
-    /// ([`Server::unanswered`](crate::Server::unanswered)).
+    /// List, for each server, the number of refusals and unanswered SYNs since it last answered a
+    /// new connection ([`Server::unanswered`](crate::Server::unanswered), which also counts without
+    /// this setting).
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "core::ops::Not::not"))]
     pub count_unanswered: bool,
     /// Limits of the service's connections.

@@ -229,7 +229,7 @@ impl<T: TryFrom<i32> + PartialOrd + Display> Takes<T> for Within<T> {
 const NUMBER: Kind<i32> = Kind(number, "a whole number");
 const POSITIVE: Kind<u32> = Kind(positive, "a whole number of at least 0");
 const SWITCH: Kind<bool> = Kind(|value| Ok(number(value)? != 0), "0 or 1");
-const POWER_OF_TWO: Kind<u32> = Kind(power_of_two, "a power of two: 1, 2, 4");
+const POWER_OF_TWO: Kind<u32> = Kind(power_of_two, "a power of two, such as 1, 2 or 4");
 const CPU_LIST: Kind<String> = Kind(
     cpu_list,
     "CPUs and ranges of CPUs, such as \"0-3,8\", or \"\" for none",

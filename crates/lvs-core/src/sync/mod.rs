@@ -7,6 +7,8 @@
 //! ([`Control::take_sync_message`](crate::Control::take_sync_message)). The caller starts a backup
 //! with [`Control::start_backup`](crate::Control::start_backup), and passes the payload of each
 //! datagram to it ([`Control::handle_sync`](crate::Control::handle_sync)).
+//!
+//! [`bulk`] and [`services`] are not about these daemons, but about the replication between peers.
 
 pub mod bulk;
 mod queue;
@@ -156,7 +158,8 @@ pub struct SyncDaemon {
 
 impl SyncDaemon {
     /// These settings, with the kernel's defaults in place of missing values, for an interface with
-    /// this MTU.
+    /// this MTU. A port or a time to live of 0 counts as missing, and `maxlen` is limited as in
+    /// [`Master::new`] or [`Backup::new`].
     #[must_use]
     pub fn completed(&self, mtu: u32) -> Self {
         let ipv6 = self.group.is_some_and(|group| group.is_ipv6());

@@ -380,7 +380,7 @@ fn add(addr: SocketAddr, forwarding: Forwarding) -> Call {
 }
 
 #[test]
-fn change_list_may_use_its_earlier_changes() {
+fn change_list_whose_changes_need_earlier_ones_is_applied() {
     let mut control = control();
     let list = [
         web(),

@@ -90,8 +90,8 @@ impl Bed {
         let _ = self.director.handle_packet(&meta, self.now);
     }
 
-    /// Sends the SYN, SYN+ACK and ACK of a handshake and then a request; `false` if one of them is
-    /// not forwarded.
+    /// Sends the SYN, SYN+ACK and ACK of a handshake and then a request; `false` if one of the
+    /// client's packets is not forwarded to the server.
     fn connect(&mut self, src: SocketAddr) -> bool {
         let Some(server) = self.opens(src, SYN) else {
             return false;
