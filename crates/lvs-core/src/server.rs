@@ -180,7 +180,7 @@ impl Server {
     }
 
     /// Sets the weight that schedulers use, and the tenths of the configured weight to which it
-    /// corresponds.
+    /// corresponds. A weight that is not 0 also becomes the last weight.
     pub(crate) fn set_share(&self, weight: i32, tenths: u8) {
         self.weight.store(weight, Relaxed);
         if weight != 0 {

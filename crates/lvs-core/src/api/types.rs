@@ -550,7 +550,8 @@ pub const ANNOUNCED_MAX: usize = 4096;
 pub struct AnnounceVip {
     /// The virtual address to announce.
     pub address: core::net::IpAddr,
-    /// Preference of the route; unchanged if absent.
+    /// Preference of the route. If absent, the preference is unchanged; for a new address, it is
+    /// [`Standing::Withdrawn`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standing: Option<Standing>,
 }
@@ -587,13 +588,15 @@ pub struct PeerInfo {
     /// The reason why the peer is disconnected or refused; empty otherwise.
     #[serde(default)]
     pub trouble: String,
-    /// Number of connections that the peer owns.
+    /// Number of connections that the peer owns, according to its last digest; 0 while it is
+    /// disconnected.
     #[serde(default)]
     pub replicated: u64,
     /// Number of the peer's connections that this director stores as replicas.
     #[serde(default)]
     pub borrowed: u64,
-    /// Lower bound for the number of the peer's connections that this director does not have.
+    /// Lower bound for the number of the peer's connections that this director does not have; 0
+    /// while the peer is disconnected.
     #[serde(default)]
     pub missing: u64,
     /// Milliseconds since the peer's replicated connections were last compared with those of this
@@ -677,8 +680,8 @@ pub struct FastPathInfo {
     pub fix: String,
 }
 
-/// Requests that were too long for the path to a server, and for which the client received an ICMP
-/// error.
+/// Requests that were too long for the path to a server and must not be fragmented. The client is
+/// informed by ICMP errors, whose rate is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TooBig {
     /// IP address of the server.
@@ -1137,7 +1140,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Creates a refusal of a call that is not [`Call::Apply`](super::Call::Apply).
+    /// Creates a refusal without the number of a change.
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
         Self {
             code,

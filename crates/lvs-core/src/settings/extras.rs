@@ -14,8 +14,9 @@ pub enum OnServerDown {
     #[default]
     Kernel = 0,
     /// The director sends TCP resets to client and server, without waiting for a packet
-    /// ([`Shard::end_down`](crate::Shard::end_down)). For other protocols, the next packet is
-    /// refused (ICMP port unreachable), and the packet after it opens a new connection.
+    /// ([`Shard::end_down`](crate::Shard::end_down)); if it does not know the sequence numbers, at
+    /// the next packet. For other protocols, the next packet is refused (ICMP port unreachable), and
+    /// the packet after it opens a new connection.
     Reset = 1,
     /// The next packet opens a connection to another server. A TCP connection cannot move to
     /// another server: it is reset as with `Reset`, and its client connects again.

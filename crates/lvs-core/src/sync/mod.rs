@@ -46,8 +46,9 @@ pub struct Master {
     pub syncid: u8,
     /// Maximum length of a message: bytes of UDP payload.
     pub maxlen: u16,
-    /// Number of ports to which connections are distributed, a power of two:
-    /// [`Control::start_master`](crate::Control::start_master) sets it from `sync_ports`.
+    /// Number of ports to which connections are distributed, a power of two.
+    /// [`Control::start_master`](crate::Control::start_master) sets it to the number of ports of a
+    /// running backup, or else from `sync_ports`.
     pub ports: u16,
     /// Maximum number of entries in a message.
     pub count_max: u32,
@@ -100,7 +101,8 @@ impl Backup {
     }
 }
 
-/// Number of ports that a daemon uses if it is started with this value of `sync_ports`.
+/// Number of ports that a daemon uses if it is started with this value of `sync_ports`, and no other
+/// daemon is running.
 pub fn ports(sysctl: u32) -> u16 {
     u16::try_from(sysctl)
         .unwrap_or(u16::MAX)

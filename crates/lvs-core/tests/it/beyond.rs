@@ -641,7 +641,7 @@ fn slow_start_applies_to_undrained_server_and_survives_edit() {
 }
 
 #[test]
-fn slow_start_is_skipped_while_no_server_is_older_than_slow_start() {
+fn slow_start_is_skipped_while_all_servers_are_newer_than_its_duration() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wlc", 30), Forwarding::Nat, 1);
     for n in [2, 3] {

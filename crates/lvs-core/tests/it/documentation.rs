@@ -338,8 +338,8 @@ fn every_deviation_has_its_test() {
     }
 }
 
-/// Each line of docs/limits.md must name an existing test. If it also names a file, the tests before
-/// the file's name must be in that file.
+/// Each line of docs/limits.md must name an existing test. If it also names a file, the tests named
+/// before that file must be in it.
 #[test]
 fn every_limit_has_its_test() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

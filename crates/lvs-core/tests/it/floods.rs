@@ -200,7 +200,7 @@ fn full_table_refuses_new_connections_if_eviction_is_off() {
 }
 
 #[test]
-fn full_table_evicts_replaced_connection() {
+fn syn_replaces_closed_connection_of_full_table() {
     let mut bed = Bed::tcp(1, WhenFull::Evict, Forwarding::Nat, Extras::default());
     let client = source(1);
     let server = bed.opens(client, SYN).unwrap();
