@@ -15,8 +15,8 @@ pub enum OnServerDown {
     Kernel = 0,
     /// The director sends TCP resets to client and server, without waiting for a packet
     /// ([`Shard::end_down`](crate::Shard::end_down)); if it does not know the sequence numbers, at
-    /// the next packet. For other protocols, the next packet is refused (ICMP port unreachable), and
-    /// the packet after it opens a new connection.
+    /// the next packet. For other protocols, the next packet is refused (ICMP port unreachable),
+    /// and the packet after it opens a new connection.
     Reset = 1,
     /// The next packet opens a connection to another server. A TCP connection cannot move to
     /// another server: it is reset as with `Reset`, and its client connects again.
@@ -48,8 +48,9 @@ impl OnServerDown {
 pub struct Extras {
     /// Action on the connections of a server that is removed.
     pub on_server_down: OnServerDown,
-    /// Seconds in which a server that begins to accept connections in a running service reaches its
-    /// full share; 0 means at once.
+    /// Seconds in which a server that begins to accept connections reaches its full share, if
+    /// another server of the service has accepted connections for at least this time; 0 means at
+    /// once.
     pub slow_start: u32,
     /// List, for each server, the number of refusals and unanswered SYNs since it last answered a
     /// new connection ([`Server::unanswered`](crate::Server::unanswered), which also counts without

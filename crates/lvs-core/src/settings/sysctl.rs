@@ -82,7 +82,8 @@ sysctls! {
     cache_bypass: bool = false, SWITCH;
     /// When a SYN or an SCTP INIT may open a new connection in place of an old one with its
     /// addresses and ports: 0 never; otherwise in TIME_WAIT and CLOSE (SCTP: CLOSED); if the bit
-    /// with value 2 is set, also in FIN_WAIT if no reply was ever seen. Default 1.
+    /// with value 2 is set, also in FIN_WAIT if no reply was ever seen. A connection that a
+    /// persistence template or an FTP connection controls is not replaced. Default 1.
     conn_reuse_mode: i32 = 1, NUMBER;
     /// Keep netfilter's connection tracking. Here this sets only a flag that synchronisation
     /// messages contain. Default off.

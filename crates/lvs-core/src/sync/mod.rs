@@ -101,8 +101,8 @@ impl Backup {
     }
 }
 
-/// Number of ports that a daemon uses if it is started with this value of `sync_ports`, and no other
-/// daemon is running.
+/// Number of ports that a daemon uses if it is started with this value of `sync_ports`, and no
+/// other daemon is running.
 pub fn ports(sysctl: u32) -> u16 {
     u16::try_from(sysctl)
         .unwrap_or(u16::MAX)

@@ -201,7 +201,7 @@ fn path_of_packet_has_fifteen_files_with_existing_functions() {
         .filter(|line| line.starts_with("| `"))
         .map(|line| line.split('`').skip(1).step_by(2).collect())
         .collect();
-    assert_eq!(rows.len(), 15, "{way}");
+    assert_eq!(rows.len(), 15, "lines of the table in: {way}");
     for row in rows {
         let source = text(&format!("crates/{}", row[0]));
         let function = format!("fn {}", row[1]);
@@ -350,7 +350,7 @@ fn every_limit_has_its_test() {
         .lines()
         .filter(|line| line.starts_with("| ") && !line.starts_with("| subject | limit |"))
         .collect();
-    assert!(rows.len() > 60, "{rows:?}");
+    assert!(rows.len() > 60, "docs/limits.md has too few lines: {rows:?}");
     for row in rows {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         assert_eq!(cells.len(), 5, "docs/limits.md: {row}");
@@ -492,7 +492,7 @@ fn embedding_page_blocks_are_lines_of_the_example() {
 fn every_alert_has_severity_and_runbook() {
     let rules = text("examples/prometheus-alerts.yml");
     let alerts: Vec<&str> = rules.split("- alert: ").skip(1).collect();
-    assert!(alerts.len() > 20, "{}", alerts.len());
+    assert!(alerts.len() > 20, "only {} alerts", alerts.len());
     for alert in alerts {
         let name = alert.lines().next().expect("the alert has a name");
         let severity = ["critical", "warning", "info"]
