@@ -234,7 +234,7 @@ pub struct Info {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
     /// The reason why programs on this host cannot reach services at the host's own addresses;
-    /// absent if they can, or if there is no such service.
+    /// absent if they can, if there is no such service, or with the backend `tun`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_clients: Option<Waiting>,
     /// Virtual addresses that the dataplane owns.
@@ -324,8 +324,8 @@ pub struct WorkerInfo {
     /// Number of frames that were dropped because the queue of the worker that has their connection
     /// was full.
     pub busy: u64,
-    /// Number of times that the kernel demoted the worker from real-time scheduling, because the
-    /// worker used more than half of a processor.
+    /// Number of times that the worker was demoted from real-time scheduling, because it used more
+    /// than half of a processor.
     pub demoted: u64,
     /// Connections, packets and bytes of the worker.
     pub counts: Counts,
@@ -387,9 +387,9 @@ impl SyncCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncState {
-    /// Whether this director no longer waits for connections of its peers: it has received them, a
-    /// peer was unreachable for too long, or the director is configured not to wait. Always true
-    /// without peers. Once it is true, it stays true.
+    /// Whether this director no longer waits for connections of its peers: it has received them,
+    /// except from peers that were unreachable for too long or never sent some of them, or it is
+    /// configured not to wait. Always true without peers. Once it is true, it stays true.
     pub ready: bool,
     /// The first peer for which the director waits, and the step that remains; empty if the
     /// director is ready.
@@ -430,8 +430,8 @@ pub struct SyncState {
     /// Number of TCP connections from a peer's address that were refused because two other
     /// connections from this address had not authenticated yet.
     pub refused_places: u64,
-    /// Number of TCP connections that were refused because the connecting host did not prove that
-    /// it has the key.
+    /// Number of TCP connections from and to peers that ended in the handshake, for example because
+    /// one side did not prove that it has the key.
     pub refused_key: u64,
     /// Number of TCP connections with peers that were closed because a frame was changed, repeated
     /// or too long.
@@ -1097,10 +1097,10 @@ pub struct CaptureFilter {
     /// IP protocol number of the packets; absent for all protocols.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<u8>,
-    /// Addresses, each of which may be the source or the destination.
+    /// Addresses, each of which must be the source or the destination of the packet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<core::net::IpAddr>,
-    /// Ports, each of which may be the source or the destination.
+    /// Ports, each of which must be the source or the destination port of the packet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<u16>,
     /// Whether to show only packets that are dropped or refused.

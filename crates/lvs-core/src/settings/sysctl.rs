@@ -130,8 +130,8 @@ sysctls! {
     sloppy_sctp: bool = false, SWITCH;
     /// Any TCP segment except RST may open a connection. Default off.
     sloppy_tcp: bool = false, SWITCH;
-    /// Route replies as if the host had created them. Default on; without effect if routes depend
-    /// only on the destination.
+    /// Route replies as if the host had created them; stored without effect, because the dataplane
+    /// looks up routes by destination only. Default on.
     snat_reroute: bool = true, SWITCH;
     /// Do not synchronise connections that a persistence template controls. Default off.
     sync_persist_mode: bool = false, SWITCH;
