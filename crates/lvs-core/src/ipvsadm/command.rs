@@ -129,7 +129,8 @@ pub enum Format {
     Stats,
     /// `--rate`: connections, packets and bytes per second.
     Rate,
-    /// `--thresholds`: the upper and the lower threshold of connections.
+    /// `--thresholds`: the upper and the lower threshold, and the numbers of active and inactive
+    /// connections.
     Thresholds,
     /// `--persistent-conn`: weight, and the numbers of persistent, active and inactive connections.
     PersistentConn,

@@ -17,7 +17,7 @@ const MAX: usize = BUCKETS * 16;
 const HARD_MAX: usize = MAX * 3 / 2;
 /// Interval between two checks for expired entries (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
-/// Every check with a multiple of this number searches the whole cache for expired entries
+/// A check whose number is a multiple of this searches the whole cache for expired entries
 /// (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_CHECK: u32 = 30;
 /// Time after which an unused entry is removed if there are too many (`ENTRY_TIMEOUT`).
