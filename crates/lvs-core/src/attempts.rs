@@ -14,7 +14,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Attempts {
     /// Number of TCP connections that began with a SYN, and of UDP connections. A UDP connection is
-    /// counted as soon as it is answered or unanswered.
+    /// counted as soon as it is answered or unanswered. If the client has sent 16 packets before,
+    /// it is not counted: such a client does not wait for answers.
     pub opened: u64,
     /// Number of connections without an answer. TCP with NAT: the client has repeated its SYN
     /// twice, or the connection has expired, and the server has sent nothing. TCP with direct
@@ -104,9 +105,10 @@ impl RecentAttempts {
     /// `others` are the attempts to all other servers of its service in the last minute.
     ///
     /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious
-    /// only if half of its connections or more are unanswered, or a tenth or more and four times
-    /// the usual share. This is the share of the other servers or, if these have few clients or do
-    /// not answer either, the server's own [usual](Self::usual) share.
+    /// only if at least three of its connections are unanswered, and these are half of all or more,
+    /// or a tenth or more and four times the usual share. This is the share of the other servers
+    /// or, if these have few clients or do not answer either, the server's own
+    /// [usual](Self::usual) share.
     ///
     /// `one_way` means that the service's protocol may have no answers (UDP). Then the server is
     /// suspicious only if its share exceeds the usual one, and most of the usual attempts were
@@ -190,7 +192,8 @@ impl Windows {
     }
 
     /// Stores the attempts since the previous tick, two seconds ago, and, when ten seconds or a
-    /// minute are complete, the sum of their ticks.
+    /// minute are complete, the sum of their ticks. A minute that is then older than five minutes
+    /// is added to the usual attempts, unless the server was broken in it.
     pub(crate) fn tick(&mut self, total: Attempts) {
         let tick = self.ticks;
         self.by_tick[tick % TICKS] = total - self.last;

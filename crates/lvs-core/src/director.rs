@@ -12,10 +12,10 @@ use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tupl
 /// Pass packets to [`handle_packet`](Self::handle_packet) and
 /// [`handle_icmp_error`](Self::handle_icmp_error), in the order in which they arrive. Each call
 /// first runs the timers that are due. Without packets, call [`advance`](Self::advance) at
-/// [`next_wakeup`](Self::next_wakeup), then [`end_down`](Self::end_down) and
-/// [`take_sync_message`](Self::take_sync_message) until they return nothing. Between any two of
-/// these calls, change or query the configuration through [`control`](Self::control); the next call
-/// applies the changes.
+/// [`next_wakeup`](Self::next_wakeup), then [`end_down`](Self::end_down) while
+/// [`Shard::has_down`] is true, and [`take_sync_message`](Self::take_sync_message) until it returns
+/// `None`. Between any two of these calls, change or query the configuration through
+/// [`control`](Self::control); the next call applies the changes.
 ///
 /// ```
 /// use core::net::SocketAddr;
@@ -116,7 +116,8 @@ impl Director {
     }
 
     /// Closes more connections of removed servers, as their services require ([`Shard::end_down`]),
-    /// and returns the resets to send. Visits at most `budget` slots of the table.
+    /// and returns the resets to send. Visits at most `budget` slots of the table, and may return
+    /// nothing although connections remain to be closed: then, [`Shard::has_down`] is true.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let now = self.follow(now);
         self.shard.end_down(now, budget)
@@ -156,7 +157,7 @@ impl Director {
     }
 
     /// The next synchronisation message to send: one that is full or two seconds old, or that was
-    /// begun when the master was stopped.
+    /// still being filled when the master was stopped.
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
         let now = self.follow(now);
         self.shard.take_sync_message(now)

@@ -90,7 +90,7 @@ impl fmt::Display for Error {
             Self::PrefixLength => "an IPv6 prefix length is between 1 and 128",
             Self::TimeoutRange => "a timeout is at most 8589934 seconds",
             Self::NeedsReplies => {
-                "this scheduler measures the response time of servers, whose replies pass through the director only with NAT: use NAT, or choose another scheduler"
+                "this scheduler measures the response time of servers, whose replies pass through the director only with NAT and full NAT: use one of these methods, or choose another scheduler"
             }
             Self::UnknownSysctl => "no sysctl of this name",
             Self::SysctlValue => "the sysctl does not accept this value",

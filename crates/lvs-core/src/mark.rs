@@ -1,4 +1,5 @@
-//! Rules that give packets firewall marks, like `iptables -j MARK` for the kernel's IPVS.
+//! Rules that give packets firewall marks, like `iptables -j MARK` for the kernel's IPVS, that drop
+//! packets, or that pass packets to the host.
 //!
 //! A rule is written as words, in files of rules and on command lines alike:
 //!

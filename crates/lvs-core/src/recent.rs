@@ -36,8 +36,8 @@ pub struct RecentCount {
     pub recent: u64,
     /// Number of packets in the last minute, or up to ten seconds less.
     pub last_minute: u64,
-    /// Seconds since the first packet of the present series. A series ends after five minutes
-    /// without a packet; then, the value is `None`.
+    /// Seconds since the first packet of the present series; `None` if `recent` is 0. A series ends
+    /// after five minutes without a packet.
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "Option::is_none"))]
     pub since: Option<u64>,
     /// Seconds since the last packet; `None` before the first one.

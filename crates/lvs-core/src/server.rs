@@ -50,7 +50,7 @@ pub struct Server {
     /// Flags of new connections to the server, apart from the kernel's.
     watches: AtomicU32,
     latency: Latency,
-    /// Number of consecutive connection attempts that the server refused or did not answer.
+    /// Number of failures since the server last answered a new connection.
     unanswered: AtomicU32,
     attempts: AttemptCounters,
     watched: AtomicBool,
@@ -180,7 +180,7 @@ impl Server {
     }
 
     /// Sets the weight that schedulers use, and the tenths of the configured weight to which it
-    /// corresponds.
+    /// corresponds. A weight that is not 0 also becomes the last weight.
     pub(crate) fn set_share(&self, weight: i32, tenths: u8) {
         self.weight.store(weight, Relaxed);
         if weight != 0 {
@@ -301,8 +301,9 @@ impl Server {
         &self.latency
     }
 
-    /// Number of consecutive attempts to open a TCP connection that the server has refused (RST),
-    /// or that the client has repeated without an answer. Counted only with NAT and full NAT.
+    /// Number of failures since the server last answered a new connection: connections that it
+    /// refused (RST), and repeated SYNs of clients without an answer, each repetition counted.
+    /// Counted only with NAT and full NAT.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
     }

@@ -197,8 +197,8 @@ impl ObjectStats {
         };
     }
 
-    /// Zeroes the counters that listings show (`ipvsadm -Z`): the last snapshot counts as zero from
-    /// now on.
+    /// Zeroes the counters and rates that listings show (`ipvsadm -Z`): the last snapshot counts as
+    /// zero from now on.
     pub(crate) fn zero(&mut self) {
         self.zero = self.snapshot;
         self.last = self.snapshot;

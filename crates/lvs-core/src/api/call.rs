@@ -109,8 +109,10 @@ calls! {
         /// Report the peers, and the state of the replication between this director and each of
         /// them. Answer: [`SyncState`](super::SyncState).
         "sync.get" SyncGet {},
-        /// List the reasons for which packets were dropped or passed to the host, with counts.
-        /// Answer: items [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
+        /// List counts by reason: of packets that were dropped or passed to the host, of evicted
+        /// connections, of lost synchronisation messages, and of packets that the kernel fast path
+        /// handled. Answer: items [`ReasonCount`](super::ReasonCount), then
+        /// [`ListEnd`](super::ListEnd).
         "drops" Drops {},
         /// Shows what the dataplane would do with a packet that may open a connection, and why,
         /// without any change. Answer: [`Explanation`](crate::control::Explanation).
@@ -200,8 +202,8 @@ calls! {
         "service.add" ServiceAdd(ServiceSpec),
         /// Replace the settings of a service. Answer: [`Done`](super::Done).
         "service.edit" ServiceEdit(ServiceSpec),
-        /// Delete a service. Its `on_server_down` decides on its connections. Answer:
-        /// [`Done`](super::Done).
+        /// Delete a service. The service's setting `on_server_down` decides what happens to the
+        /// connections. Answer: [`Done`](super::Done).
         "service.delete" ServiceDelete {
             /// The service to delete.
             service: ServiceId,
@@ -220,8 +222,8 @@ calls! {
         "server.add" ServerAdd(ServerSpec),
         /// Replace the settings of a real server. Answer: [`Done`](super::Done).
         "server.edit" ServerEdit(ServerSpec),
-        /// Delete a real server. The `on_server_down` of its service decides on its connections.
-        /// Answer: [`Done`](super::Done).
+        /// Delete a real server. The service's setting `on_server_down` decides what happens to the
+        /// server's connections. Answer: [`Done`](super::Done).
         "server.delete" ServerDelete {
             /// The service to which the server belongs.
             service: ServiceId,

@@ -1,5 +1,6 @@
 //! Types of the control protocol: the requests of `lvsadm`, `lvsd` and other clients over a Unix
-//! socket, and the dataplane's answers.
+//! socket, and the dataplane's answers. [`Changes`] applies requests to a
+//! [`Control`](crate::Control).
 //!
 //! Each line is one JSON object, in both directions. A request is `{"id": 1, "method":
 //! "service.add", "params": {...}}`; its answer is `{"id": 1, "result": {...}}` or `{"id": 1,

@@ -182,7 +182,8 @@ pub struct Unpinned {
 #[serde(default)]
 pub struct ReturnPath {
     /// The host that forwarded the latest indirect reply, even if later replies arrived directly.
-    /// Absent if no reply was forwarded, or if the interface of the reply was removed.
+    /// Absent if no reply was forwarded, if the interface of the reply was removed, or if the
+    /// dataplane already stores the replies of 4,096 other servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forwarder: Option<Forwarder>,
 }
@@ -233,7 +234,7 @@ pub struct Info {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
     /// The reason why programs on this host cannot reach services at the host's own addresses;
-    /// absent if they can, or if there is no such service.
+    /// absent if they can, if there is no such service, or with the backend `tun`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_clients: Option<Waiting>,
     /// Virtual addresses that the dataplane owns.
@@ -323,8 +324,8 @@ pub struct WorkerInfo {
     /// Number of frames that were dropped because the queue of the worker that has their connection
     /// was full.
     pub busy: u64,
-    /// Number of times that the kernel demoted the worker from real-time scheduling, because the
-    /// worker used more than half of a processor.
+    /// Number of times that the worker was demoted from real-time scheduling, because it used more
+    /// than half of a processor.
     pub demoted: u64,
     /// Connections, packets and bytes of the worker.
     pub counts: Counts,
@@ -386,9 +387,9 @@ impl SyncCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncState {
-    /// Whether this director no longer waits for connections of its peers: it has received them, a
-    /// peer was unreachable for too long, or the director is configured not to wait. Always true
-    /// without peers. Once it is true, it stays true.
+    /// Whether this director no longer waits for connections of its peers: it has received them,
+    /// except from peers that were unreachable for too long or never sent some of them, or it is
+    /// configured not to wait. Always true without peers. Once it is true, it stays true.
     pub ready: bool,
     /// The first peer for which the director waits, and the step that remains; empty if the
     /// director is ready.
@@ -429,8 +430,8 @@ pub struct SyncState {
     /// Number of TCP connections from a peer's address that were refused because two other
     /// connections from this address had not authenticated yet.
     pub refused_places: u64,
-    /// Number of TCP connections that were refused because the connecting host did not prove that
-    /// it has the key.
+    /// Number of TCP connections from and to peers that ended in the handshake, for example because
+    /// one side did not prove that it has the key.
     pub refused_key: u64,
     /// Number of TCP connections with peers that were closed because a frame was changed, repeated
     /// or too long.
@@ -549,7 +550,8 @@ pub const ANNOUNCED_MAX: usize = 4096;
 pub struct AnnounceVip {
     /// The virtual address to announce.
     pub address: core::net::IpAddr,
-    /// Preference of the route; unchanged if absent.
+    /// Preference of the route. If absent, the preference is unchanged; for a new address, it is
+    /// [`Standing::Withdrawn`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standing: Option<Standing>,
 }
@@ -586,13 +588,15 @@ pub struct PeerInfo {
     /// The reason why the peer is disconnected or refused; empty otherwise.
     #[serde(default)]
     pub trouble: String,
-    /// Number of connections that the peer owns.
+    /// Number of connections that the peer owns, according to its last digest; 0 while it is
+    /// disconnected.
     #[serde(default)]
     pub replicated: u64,
     /// Number of the peer's connections that this director stores as replicas.
     #[serde(default)]
     pub borrowed: u64,
-    /// Lower bound for the number of the peer's connections that this director does not have.
+    /// Lower bound for the number of the peer's connections that this director does not have; 0
+    /// while the peer is disconnected.
     #[serde(default)]
     pub missing: u64,
     /// Milliseconds since the peer's replicated connections were last compared with those of this
@@ -643,7 +647,7 @@ impl PeerStanding {
     pub const ABSENT: &str = "absent";
 
     /// Number of seconds after which a peer that is still not in sync needs an operator's
-    /// attention. A peer that has just started needs less time.
+    /// attention. A peer that has just started is usually in sync earlier.
     pub const ALARM: u64 = 10;
 
     /// Whether this director has all connections of the peer, according to the latest comparison.
@@ -676,8 +680,8 @@ pub struct FastPathInfo {
     pub fix: String,
 }
 
-/// Requests that were too long for the path to a server, and for which the client received an ICMP
-/// error.
+/// Requests that were too long for the path to a server and must not be fragmented. The client is
+/// informed by ICMP errors, whose rate is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TooBig {
     /// IP address of the server.
@@ -942,8 +946,8 @@ pub struct ServerInfo {
     /// a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// Number of consecutive new connections that the server has refused or not answered in time;
-    /// absent if the service does not count them.
+    /// Number of refused new connections, and of repeated SYNs without an answer, since the server
+    /// last answered a new connection; absent if the service's `count_unanswered` is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
     /// Connections that clients opened to the server; absent if there were none.
@@ -1067,7 +1071,8 @@ pub struct MarkText {
     pub packets: u64,
 }
 
-/// A reason for which packets were dropped or passed to the host, and their number.
+/// A counter in the answer to [`Call::Drops`](super::Call::Drops): packets, connections or
+/// synchronisation messages to which the same happened for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
     /// `drop` or `host` (passed to the host, or reinjected into it). With the kernel fast path also
@@ -1092,10 +1097,10 @@ pub struct CaptureFilter {
     /// IP protocol number of the packets; absent for all protocols.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<u8>,
-    /// Addresses, each of which may be the source or the destination.
+    /// Addresses, each of which must be the source or the destination of the packet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<core::net::IpAddr>,
-    /// Ports, each of which may be the source or the destination.
+    /// Ports, each of which must be the source or the destination port of the packet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<u16>,
     /// Whether to show only packets that are dropped or refused.
@@ -1135,7 +1140,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Creates a refusal of a call that is not [`Call::Apply`](super::Call::Apply).
+    /// Creates a refusal without the number of a change.
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
         Self {
             code,

@@ -91,8 +91,8 @@ pub struct ListOptions {
     pub what: What,
     /// The columns of a listing of services.
     pub format: Format,
-    /// `--persistent-conn`: show persistent connections. A listing with `-c` uses it independently
-    /// of `format`.
+    /// Whether `--persistent-conn` was given. A listing with `-c` then shows the persistence engine
+    /// and its data for each entry that has one; other listings use only `format`.
     pub persistent_conn: bool,
     /// `-n`: print addresses and ports as numbers, instead of names.
     pub numeric: bool,
@@ -121,15 +121,16 @@ pub enum What {
 /// The columns of a listing of services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// The columns without an option: among others, the weight of each server, and its numbers of
-    /// connections.
+    /// The columns if none of the options below is given: among others, the weight of each server,
+    /// and its numbers of connections.
     #[default]
     Plain,
     /// `--stats`: connections, packets and bytes so far.
     Stats,
     /// `--rate`: connections, packets and bytes per second.
     Rate,
-    /// `--thresholds`: the upper and the lower threshold of connections.
+    /// `--thresholds`: the upper and the lower threshold, and the numbers of active and inactive
+    /// connections.
     Thresholds,
     /// `--persistent-conn`: weight, and the numbers of persistent, active and inactive connections.
     PersistentConn,

@@ -73,9 +73,8 @@ impl Refusal {
         format!("{line:?}: {reason}")
     }
 
-    /// Whether `-R` stops at a line that is refused for this reason. `-R` continues after a line
-    /// with an unknown option, with an option without its argument, or with an argument that the
-    /// option does not accept.
+    /// Whether `-R` stops at a line that is refused for this reason. `-R` continues if an option
+    /// after the command is unknown, lacks its argument, or has an argument although it takes none.
     pub const fn ends_restore(&self) -> bool {
         !matches!(self.kind, Kind::Option)
     }

@@ -122,7 +122,8 @@ pub fn services(
     }
 }
 
-/// Appends the lines of `-S`: the commands that create the services again.
+/// Appends the lines of `-S`: the commands that create the services and servers again. As in
+/// ipvsadm, they do not contain the thresholds of servers.
 pub fn save(out: &mut String, mut services: Vec<ServiceInfo>, numeric: bool, names: &dyn Resolve) {
     sort(&mut services);
     let style = Style {

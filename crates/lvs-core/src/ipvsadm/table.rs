@@ -303,7 +303,7 @@ pub enum Argument {
     No,
     /// A value is required; the string is the name of the value in help texts.
     Required(&'static str),
-    /// The next word is the value, unless there is none or it begins with `-`.
+    /// A value may follow: in the same word, or as the next word, unless that begins with `-`.
     Optional(&'static str),
 }
 

@@ -17,7 +17,7 @@ const MAX: usize = BUCKETS * 16;
 const HARD_MAX: usize = MAX * 3 / 2;
 /// Interval between two checks for expired entries (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
-/// Number of partial checks after which the whole cache is searched for expired entries
+/// A check whose number is a multiple of this searches the whole cache for expired entries
 /// (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_CHECK: u32 = 30;
 /// Time after which an unused entry is removed if there are too many (`ENTRY_TIMEOUT`).
@@ -36,7 +36,8 @@ pub(super) struct Cache<T> {
     /// bucket is therefore a tree, so that no packet causes a search of a whole bucket.
     buckets: Vec<BTreeMap<IpAddr, Entry<T>>>,
     len: usize,
-    /// Number of checks since the last full one.
+    /// Number of the next check, from 1 after a full one. As in the kernel, checks of a cache with
+    /// more than [`MAX`] entries do not increase it.
     counter: u32,
     /// Number of the bucket at which the last partial check ended.
     rover: usize,
@@ -77,8 +78,9 @@ impl<T> Cache<T> {
     }
 
     /// Removes expired entries; to be called once in each [`CHECK_PERIOD`]
-    /// (`ip_vs_lblc_check_expire`). Every [`FULL_CHECK`] calls, entries older than `expiration` are
-    /// removed; at other calls, some unused entries, if the cache has more than [`MAX`] entries.
+    /// (`ip_vs_lblc_check_expire`). If `counter` is a multiple of [`FULL_CHECK`], removes all
+    /// entries that were not used for `expiration`. Otherwise, if the cache has more than [`MAX`]
+    /// entries, removes some that were not used for [`IDLE`].
     pub(super) fn check(&mut self, now: Instant, expiration: Duration) {
         if self.counter.is_multiple_of(FULL_CHECK) {
             for bucket in 0..BUCKETS {

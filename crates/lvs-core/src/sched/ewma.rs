@@ -29,11 +29,12 @@ pub(super) const ABOUT: About = About {
 /// The response time is the time from the packet that opens a connection to the server's first
 /// answer: for TCP, from SYN to SYN-ACK. If a server does not answer, the time until the client
 /// repeats its SYN counts instead. A server that was never measured receives one connection a
-/// second until it is measured. The director must see the answers, so servers must use NAT or full
-/// NAT.
+/// second until it is measured. While no usable server is measured, the server with the smallest
+/// (active connections + 1) / weight receives each further connection. The director must see the
+/// answers, so servers must use NAT or full NAT.
 #[derive(Clone, Debug, Default)]
 pub struct PeakEwma {
-    /// For each server that was never measured: the time of its last connection.
+    /// For each server: the time of the last connection that was assigned to it to measure it.
     tried: BTreeMap<ServerId, Instant>,
 }
 

@@ -23,9 +23,10 @@ pub(super) const ABOUT: About = About {
 };
 
 /// Assigns each destination address to a set of servers, and chooses the least loaded server of the
-/// set. If this server is overloaded, or if no server of the set is available, the least loaded
-/// server of the service is chosen and added to the set. The set loses its most loaded server if it
-/// has not changed for the time of the sysctl `lblcr_expiration`; one server always stays.
+/// set. If this server has more active connections than its weight while another server has fewer
+/// than half of its own weight, or if no server of the set is available, the least loaded server of
+/// the service is chosen and added to the set. The set loses its most loaded server if it has not
+/// changed for the time of the sysctl `lblcr_expiration`; one server always stays.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnectionsReplicated {
     cache: Cache<Set>,

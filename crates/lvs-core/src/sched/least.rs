@@ -319,7 +319,8 @@ mod tests {
                     let expected = all.pick(pool.servers(), &request());
                     let expected = expected.map(|place| pool.servers()[place].addr());
                     let chosen = pool.pick(&request()).cloned();
-                    assert_eq!(chosen.as_ref().map(|server| server.addr()), expected);
+                    let chosen_addr = chosen.as_ref().map(|server| server.addr());
+                    assert_eq!(chosen_addr, expected, "{name}, seed {seed}");
                     open.extend(chosen.map(|server| server.open()));
                 }
             }

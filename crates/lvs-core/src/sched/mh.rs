@@ -54,7 +54,7 @@ pub struct MaglevHashing {
     /// The servers and weights from which the table was built. If a change leaves them unchanged,
     /// the table is not rebuilt.
     built: Vec<(SocketAddr, i32)>,
-    /// Whether the list of servers has changed since the table was built.
+    /// Whether a server was added, removed or edited since the table was built.
     stale: bool,
 }
 
@@ -66,8 +66,8 @@ impl Default for MaglevHashing {
 
 impl MaglevHashing {
     /// A scheduler with the table of a kernel with this `CONFIG_IP_VS_MH_TAB_INDEX`: from 8 (251
-    /// slots) to 17 (131,071); 16 has 65,521. `None` for other values. All directors of a service
-    /// must use the same table.
+    /// slots) to 17 (131,071 slots). `None` for other values. All directors of a service must use
+    /// the same table.
     pub fn with_table_index(index: u8) -> Option<Self> {
         (8..=17).contains(&index).then(|| Self::sized(index))
     }

@@ -14,8 +14,9 @@ pub enum OnServerDown {
     #[default]
     Kernel = 0,
     /// The director sends TCP resets to client and server, without waiting for a packet
-    /// ([`Shard::end_down`](crate::Shard::end_down)). For other protocols, the next packet is
-    /// refused (ICMP port unreachable), and the packet after it opens a new connection.
+    /// ([`Shard::end_down`](crate::Shard::end_down)); if it does not know the sequence numbers, at
+    /// the next packet. For other protocols, the next packet is refused (ICMP port unreachable),
+    /// and the packet after it opens a new connection.
     Reset = 1,
     /// The next packet opens a connection to another server. A TCP connection cannot move to
     /// another server: it is reset as with `Reset`, and its client connects again.
@@ -47,11 +48,13 @@ impl OnServerDown {
 pub struct Extras {
     /// Action on the connections of a server that is removed.
     pub on_server_down: OnServerDown,
-    /// Seconds in which a server that begins to accept connections in a running service reaches its
-    /// full share; 0 means at once.
+    /// Seconds in which a server that begins to accept connections reaches its full share, if
+    /// another server of the service has accepted connections for at least this time; 0 means at
+    /// once.
     pub slow_start: u32,
-    /// Count consecutive new TCP connections that a server behind NAT refuses or does not answer
-    /// ([`Server::unanswered`](crate::Server::unanswered)).
+    /// List, for each server, the number of refusals and unanswered SYNs since it last answered a
+    /// new connection ([`Server::unanswered`](crate::Server::unanswered), which also counts without
+    /// this setting).
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "core::ops::Not::not"))]
     pub count_unanswered: bool,
     /// Limits of the service's connections.

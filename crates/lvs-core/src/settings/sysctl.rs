@@ -82,7 +82,8 @@ sysctls! {
     cache_bypass: bool = false, SWITCH;
     /// When a SYN or an SCTP INIT may open a new connection in place of an old one with its
     /// addresses and ports: 0 never; otherwise in TIME_WAIT and CLOSE (SCTP: CLOSED); if the bit
-    /// with value 2 is set, also in FIN_WAIT if no reply was ever seen. Default 1.
+    /// with value 2 is set, also in FIN_WAIT if no reply was ever seen. A connection that a
+    /// persistence template or an FTP connection controls is not replaced. Default 1.
     conn_reuse_mode: i32 = 1, NUMBER;
     /// Keep netfilter's connection tracking. Here this sets only a flag that synchronisation
     /// messages contain. Default off.
@@ -129,8 +130,8 @@ sysctls! {
     sloppy_sctp: bool = false, SWITCH;
     /// Any TCP segment except RST may open a connection. Default off.
     sloppy_tcp: bool = false, SWITCH;
-    /// Route replies as if the host had created them. Default on; without effect if routes depend
-    /// only on the destination.
+    /// Route replies as if the host had created them; stored without effect, because the dataplane
+    /// looks up routes by destination only. Default on.
     snat_reroute: bool = true, SWITCH;
     /// Do not synchronise connections that a persistence template controls. Default off.
     sync_persist_mode: bool = false, SWITCH;
@@ -229,7 +230,7 @@ impl<T: TryFrom<i32> + PartialOrd + Display> Takes<T> for Within<T> {
 const NUMBER: Kind<i32> = Kind(number, "a whole number");
 const POSITIVE: Kind<u32> = Kind(positive, "a whole number of at least 0");
 const SWITCH: Kind<bool> = Kind(|value| Ok(number(value)? != 0), "0 or 1");
-const POWER_OF_TWO: Kind<u32> = Kind(power_of_two, "a power of two: 1, 2, 4");
+const POWER_OF_TWO: Kind<u32> = Kind(power_of_two, "a power of two, such as 1, 2 or 4");
 const CPU_LIST: Kind<String> = Kind(
     cpu_list,
     "CPUs and ranges of CPUs, such as \"0-3,8\", or \"\" for none",

@@ -38,7 +38,7 @@ pub const DIGEST_LEN: usize = RANGES * 12;
 /// Length in bytes of the header of an item; the connection follows it.
 const HEADER: usize = 8;
 
-/// Maximum number of bytes in the outgoing buffer.
+/// While the outgoing buffer has this number of bytes or more, further updates are lost.
 const OUT_MAX: usize = 1 << 20;
 
 /// Initial capacity of the outgoing buffer in bytes.

@@ -7,6 +7,8 @@
 //! ([`Control::take_sync_message`](crate::Control::take_sync_message)). The caller starts a backup
 //! with [`Control::start_backup`](crate::Control::start_backup), and passes the payload of each
 //! datagram to it ([`Control::handle_sync`](crate::Control::handle_sync)).
+//!
+//! [`bulk`] and [`services`] are not about these daemons, but about the replication between peers.
 
 pub mod bulk;
 mod queue;
@@ -44,8 +46,9 @@ pub struct Master {
     pub syncid: u8,
     /// Maximum length of a message: bytes of UDP payload.
     pub maxlen: u16,
-    /// Number of ports to which connections are distributed, a power of two:
-    /// [`Control::start_master`](crate::Control::start_master) sets it from `sync_ports`.
+    /// Number of ports to which connections are distributed, a power of two.
+    /// [`Control::start_master`](crate::Control::start_master) sets it to the number of ports of a
+    /// running backup, or else from `sync_ports`.
     pub ports: u16,
     /// Maximum number of entries in a message.
     pub count_max: u32,
@@ -98,7 +101,8 @@ impl Backup {
     }
 }
 
-/// Number of ports that a daemon uses if it is started with this value of `sync_ports`.
+/// Number of ports that a daemon uses if it is started with this value of `sync_ports`, and no
+/// other daemon is running.
 pub fn ports(sysctl: u32) -> u16 {
     u16::try_from(sysctl)
         .unwrap_or(u16::MAX)
@@ -156,7 +160,8 @@ pub struct SyncDaemon {
 
 impl SyncDaemon {
     /// These settings, with the kernel's defaults in place of missing values, for an interface with
-    /// this MTU.
+    /// this MTU. A port or a time to live of 0 counts as missing, and `maxlen` is limited as in
+    /// [`Master::new`] or [`Backup::new`].
     #[must_use]
     pub fn completed(&self, mtu: u32) -> Self {
         let ipv6 = self.group.is_some_and(|group| group.is_ipv6());

@@ -64,8 +64,8 @@ impl Queue {
         ports.filter_map(PortQueue::next_message).min()
     }
 
-    /// Completes the message of each port that is being filled, because the master has stopped and
-    /// no further entry will fill it.
+    /// Completes, for each port, the message that is being filled, because the master has stopped
+    /// and no further entry will fill it.
     pub(crate) fn finish(&mut self, sysctls: &Sysctls) {
         for queue in &mut self.ports {
             if !queue.buffer.is_empty() {

@@ -93,8 +93,8 @@ pub struct ServiceDigest {
 }
 
 impl ServiceDigest {
-    /// Whether the settings on which the choice of a server depends are equal, and the paths to the
-    /// servers. If `ways` is 0 at one of the directors, the paths count as equal.
+    /// Whether two things are equal: the settings on which the choice of a server depends, and the
+    /// paths to the servers. If `ways` is 0 at one of the directors, the paths count as equal.
     pub const fn is_like(&self, other: &Self) -> bool {
         let unknown = self.ways == 0 || other.ways == 0;
         self.choice == other.choice && (unknown || self.ways == other.ways)

@@ -27,8 +27,8 @@ pub struct Replacement {
 const TEXT_MAX: usize = 23;
 
 impl Replacement {
-    /// An edit that removes these bytes; `None` if they are beyond the maximum length of a segment.
-    /// Text is added with [`push`](Self::push).
+    /// A replacement that removes these bytes; `None` if they are beyond the maximum length of a
+    /// segment. [`push`](Self::push) adds text.
     pub(crate) fn of(place: &Range<usize>) -> Option<Self> {
         Some(Self {
             start: u16::try_from(place.start).ok()?,
@@ -53,8 +53,8 @@ impl Replacement {
         i32::from(self.len) + i32::from(self.start) - i32::from(self.end)
     }
 
-    /// The same edit, moved by this number of bytes; `None` if it is then beyond the maximum length
-    /// of a segment.
+    /// The same replacement, moved by this number of bytes; `None` if it is then beyond the maximum
+    /// length of a segment.
     pub(crate) fn moved(mut self, by: usize) -> Option<Self> {
         let by = u16::try_from(by).ok()?;
         self.start = self.start.checked_add(by)?;

@@ -149,7 +149,8 @@ reasons! {
         /// The packet belongs to a connection whose real server was removed.
         ServerRemoved => "server_removed",
         /// The packet belongs to a connection whose server was removed, and the service's
-        /// `on_server_down` requires that it is dropped.
+        /// `on_server_down` requires that the packet is dropped, or refused by a reset or an ICMP
+        /// error.
         ServerDown => "server_down",
         /// No real server of the service accepts a new connection.
         NoServer => "no_server",

@@ -380,7 +380,7 @@ fn add(addr: SocketAddr, forwarding: Forwarding) -> Call {
 }
 
 #[test]
-fn change_list_may_use_its_earlier_changes() {
+fn change_list_whose_changes_need_earlier_ones_is_applied() {
     let mut control = control();
     let list = [
         web(),
@@ -451,7 +451,7 @@ fn change_checks_run_in_the_order_of_the_kernel() {
 }
 
 #[test]
-fn change_lists_are_bounded_and_contain_changes_only() {
+fn change_list_above_maximum_length_or_with_other_call_is_refused() {
     let mut control = control();
     let many = vec![Call::ServiceFlush {}; CHANGES_MAX + 1];
     let refused = control.apply(&many, &Permissive, Instant::ZERO);

@@ -139,7 +139,7 @@ fn drain(director: &mut Director, now: Instant) -> Vec<Reset> {
 }
 
 #[test]
-fn removed_server_resets_client_and_server_with_expected_sequence_numbers() {
+fn connection_of_removed_server_is_reset_at_both_ends_with_expected_sequence_numbers() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         let (mut director, now) = resetting(method, 1);
         establish(&mut director, addr(CLIENT), method == Forwarding::Nat, now);
@@ -280,7 +280,7 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
 }
 
 #[test]
-fn connection_of_removed_server_without_sequence_numbers_is_reset_at_next_packet() {
+fn connection_of_removed_server_is_reset_at_next_packet_if_sequence_numbers_are_unknown() {
     let key = ServiceKey::tcp(addr(VIP));
     let kernel = service("rr", Extras::default());
     let mut director = director(key, kernel, Forwarding::Route, 1);
@@ -298,7 +298,7 @@ fn connection_of_removed_server_without_sequence_numbers_is_reset_at_next_packet
 }
 
 #[test]
-fn packet_before_resets_of_removed_server_is_reset_and_resets_are_sent_once() {
+fn packet_between_server_removal_and_resets_is_answered_with_reset_and_resets_are_sent_once() {
     let (mut director, now) = resetting(Forwarding::Nat, 1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
@@ -325,13 +325,13 @@ fn resets_of_removed_servers_are_sent_in_bounded_portions() {
     // Another server is removed while connections of the first one are still being reset.
     for _ in 0..5 {
         let resets = director.end_down(now, 1600);
-        assert!(resets.len() <= 200, "{}", resets.len());
+        assert!(resets.len() <= 200, "one call: {} resets", resets.len());
         sent += resets.len();
     }
     remove(&mut director, 2, now);
     while director.shard.has_down() {
         let resets = director.end_down(now, 1600);
-        assert!(resets.len() <= 200, "{}", resets.len());
+        assert!(resets.len() <= 200, "one call: {} resets", resets.len());
         sent += resets.len();
         calls += 1;
         assert!(calls < 1000, "`end_down` does not finish");
@@ -641,7 +641,7 @@ fn slow_start_applies_to_undrained_server_and_survives_edit() {
 }
 
 #[test]
-fn slow_start_is_skipped_while_no_server_is_older_than_slow_start() {
+fn slow_start_is_skipped_while_all_servers_are_newer_than_its_duration() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wlc", 30), Forwarding::Nat, 1);
     for n in [2, 3] {
@@ -759,7 +759,7 @@ fn ewma_measures_syn_to_syn_ack_and_avoids_slow_or_silent_server() {
 }
 
 #[test]
-fn consecutive_failed_connection_attempts_of_nat_server_are_counted() {
+fn consecutive_failed_connection_attempts_to_nat_server_are_counted() {
     let key = ServiceKey::tcp(addr(VIP));
     let extras = Extras {
         count_unanswered: true,
@@ -1155,7 +1155,7 @@ fn say(
 }
 
 /// An FTP client and server: the helper has rewritten a reply of the server, and expects a data
-/// connection.
+/// connection. Returns the director, and the virtual address and port of this data connection.
 fn ftp(now: Instant) -> (Director, SocketAddr) {
     let extras = down(OnServerDown::Reset);
     let key = ServiceKey::tcp(addr(VIP));

@@ -53,7 +53,7 @@ fn is_taken(director: &mut Director, client: &str, flags: u8) -> bool {
     match director.handle_packet(&packet(client, flags), Instant::ZERO) {
         Verdict::Forward(_) => true,
         FILTERED => false,
-        other => panic!("{other:?}"),
+        other => panic!("{client} is neither accepted nor filtered: {other:?}"),
     }
 }
 

@@ -90,8 +90,8 @@ impl Bed {
         let _ = self.director.handle_packet(&meta, self.now);
     }
 
-    /// Sends the SYN, SYN+ACK and ACK of a handshake and then a request; `false` if one of them is
-    /// not forwarded.
+    /// Sends the SYN, SYN+ACK and ACK of a handshake and then a request; `false` if one of the
+    /// client's packets is not forwarded to the server.
     fn connect(&mut self, src: SocketAddr) -> bool {
         let Some(server) = self.opens(src, SYN) else {
             return false;
@@ -200,7 +200,7 @@ fn full_table_refuses_new_connections_if_eviction_is_off() {
 }
 
 #[test]
-fn full_table_evicts_replaced_connection() {
+fn syn_replaces_closed_connection_of_full_table() {
     let mut bed = Bed::tcp(1, WhenFull::Evict, Forwarding::Nat, Extras::default());
     let client = source(1);
     let server = bed.opens(client, SYN).unwrap();

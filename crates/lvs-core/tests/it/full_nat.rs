@@ -56,14 +56,14 @@ fn syn(director: &mut Director, client: &str, now: Instant) -> Verdict {
 fn forwarded(verdict: Verdict) -> Forward {
     match verdict {
         Verdict::Forward(forward) => forward,
-        other => panic!("{other:?}"),
+        other => panic!("the packet is not forwarded: {other:?}"),
     }
 }
 
 fn replied(verdict: Verdict) -> Reply {
     match verdict {
         Verdict::Reply(reply) => reply,
-        other => panic!("{other:?}"),
+        other => panic!("the packet is not sent to the client: {other:?}"),
     }
 }
 

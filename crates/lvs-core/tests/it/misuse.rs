@@ -102,7 +102,7 @@ fn edits_server(key: ServiceKey, server: &'static str, config: ServerConfig) -> 
 }
 
 #[test]
-fn service_change_with_invalid_unknown_or_existing_value_is_refused() {
+fn service_change_with_invalid_setting_unknown_target_or_existing_service_is_refused() {
     let mut director = small(16);
     let other = ServiceKey::tcp(addr("198.51.100.2:80"));
     let six = ServiceKey::tcp(addr("[2001:db8::1]:80"));

@@ -379,7 +379,7 @@ fn established_connection_uses_fast_path() {
         let answered = forward.method == Forwarding::Nat;
         if answered {
             let first = twin.decide(&answer(TcpFlags::SYN | TcpFlags::ACK));
-            assert!(matches!(first, Verdict::Reply(_)), "{first:?}");
+            assert!(matches!(first, Verdict::Reply(_)), "{kind}: {first:?}");
         }
         let _ = twin.decide(&request(TcpFlags::ACK));
         let _ = twin.decide(&answer(TcpFlags::ACK));

@@ -434,8 +434,8 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
 }
 
 /// Compares with measurements of Linux 6.12: the number of 400 connections that remain some seconds
-/// after `drop_entry` was set to 3. They had been idle for 70 s, except those in SYN_RECV. Both
-/// choose at random, so the numbers are close, not equal.
+/// after `drop_entry` was set to 3. They had been idle for 70 s, except those in SYN_RECV and
+/// CLOSE_WAIT. Both choose at random, so the numbers are close, not equal.
 #[test]
 fn drop_entry_keeps_about_as_many_connections_as_the_kernel() {
     const SYN: u8 = TcpFlags::SYN;

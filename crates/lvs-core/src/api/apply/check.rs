@@ -257,8 +257,12 @@ mod tests {
             "ff02::1",
             "::1",
         ] {
-            let failure = check_local(&[addr.parse().unwrap()]).unwrap_err();
-            assert!(failure.message.contains(addr), "{}", failure.message);
+            let failure = check_local(&[addr.parse().unwrap()]).expect_err(addr);
+            assert!(
+                failure.message.contains(addr),
+                "the refusal of {addr} does not name it: {}",
+                failure.message
+            );
         }
         let addr: IpAddr = "10.0.0.1".parse().unwrap();
         assert!(check_local(&[addr]).is_ok() && check_local(&[]).is_ok());

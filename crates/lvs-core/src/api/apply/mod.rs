@@ -65,7 +65,7 @@ pub struct Applied {
 
 impl Applied {
     /// Services that were added, edited or deleted, and services of which a server was added,
-    /// edited or deleted. Services that a flush deleted are not included
+    /// edited or deleted. Services that only a flush deleted are not included
     /// ([`flushed`](Self::flushed)).
     pub fn services(&self) -> impl ExactSizeIterator<Item = ServiceKey> + '_ {
         self.services.iter().map(|&key| key.into())
@@ -194,7 +194,8 @@ impl<'a> Changes<'a> {
     /// returns `None`.
     ///
     /// For packets, a list of at most `count` calls without a flush takes effect at once: only the
-    /// removal of the servers of deleted services may need further calls.
+    /// removal of the servers of deleted services may need further calls. In such a list, servers
+    /// that must be removed before a later change do not count.
     pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
         if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
             self.marks = Some(control.marks().to_vec());
