@@ -106,7 +106,7 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
         _ => format!(
             "on {ip}: is the virtual address on lo ({}), is something listening on it, and does a \
             filter drop the packets (nft list ruleset)? If clients are behind another interface, \
-            does rp_filter drop them (sysctl net.ipv4.conf)?",
+            does rp_filter drop their packets (sysctl net.ipv4.conf)?",
             setup("dr")
         ),
     }

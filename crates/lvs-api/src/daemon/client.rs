@@ -59,12 +59,13 @@ struct Head {
 }
 
 impl Client {
-    /// Connects to the daemon of the dataplane at `dataplane`; `None` if no daemon is running.
+    /// Connects to the daemon of the dataplane at `dataplane`; `None` if no process listens on the
+    /// daemon's control socket.
     ///
     /// # Errors
     ///
-    /// A message: a process listens on the control socket of the daemon, but the connection fails
-    /// or the process is not trusted.
+    /// A message: the connection fails for another reason, or the socket has an abstract name and
+    /// the process that listens there is not trusted.
     pub fn connect(dataplane: &Address) -> Result<Option<Self>, String> {
         let address = socket(dataplane);
         let stream = open(&address)?;
