@@ -132,8 +132,8 @@ fn effective(status: &str) -> Option<u64> {
 
 /// Whether process `pid` is in the user namespace of this process. If `pid` has more capabilities,
 /// the namespace of `pid` is not readable. The user and group id maps of both processes are then
-/// compared, which every process may read. Two namespaces have equal maps only if a user with rights
-/// over all ids wrote them.
+/// compared, which every process may read. Two namespaces have equal maps only if a user with
+/// rights over all ids wrote them.
 fn same_user_namespace(pid: u32) -> io::Result<bool> {
     let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
     match name(&pid.to_string()) {

@@ -1,5 +1,5 @@
-//! The default directory of control sockets, in which only its owner can create files, and the locks
-//! next to the sockets.
+//! The default directory of control sockets, in which only its owner can create files, and the
+//! locks next to the sockets.
 //!
 //! ```text
 //! /run/lvs/                          root's, 0755

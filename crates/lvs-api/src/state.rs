@@ -22,9 +22,9 @@ use lvs_sys::netns;
 const FILES_MOST: usize = 4096;
 /// Maximum number of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
-/// If some processes are not visible (without `CAP_SYS_PTRACE`, or in a PID namespace), the files of
-/// another namespace are removed only if all of them are older than this, and no visible process is
-/// in the namespace.
+/// If some processes are not visible (without `CAP_SYS_PTRACE`, or in a PID namespace), the files
+/// of another namespace are removed only if all of them are older than this, and no visible process
+/// is in the namespace.
 const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Address {
@@ -42,8 +42,8 @@ impl Address {
 }
 
 /// Removes the files in `/run/lvs` of network namespaces that are no longer in use: no process runs
-/// in them, and they are not mounted (`ip netns`). The files of a namespace stay if a dataplane or an
-/// lvsd has locked one of them. If some processes are not visible, the files of a namespace also
+/// in them, and they are not mounted (`ip netns`). The files of a namespace stay if a dataplane or
+/// an lvsd has locked one of them. If some processes are not visible, the files of a namespace also
 /// stay until all of them are older than a day.
 ///
 /// State files with the inode of this namespace and with another cookie belong to an earlier

@@ -47,8 +47,8 @@ pub struct Options {
 impl Options {
     /// Default of `connect_timeout`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-    /// Default of `idle_timeout` for TCP services: the timeout of an idle connection in the kernel's
-    /// IPVS.
+    /// Default of `idle_timeout` for TCP services: the timeout of an idle connection in the
+    /// kernel's IPVS.
     pub const IDLE_TCP: Duration = Duration::from_secs(15 * 60);
     /// Default of `idle_timeout` for UDP services.
     pub const IDLE_UDP: Duration = Duration::from_secs(5 * 60);

@@ -173,8 +173,8 @@ impl Proxy {
     }
 
     /// Applies a list of changes completely or not at all, as a dataplane does, after binding the
-    /// addresses of new services. Closes the UDP sessions of removed servers, and their TCP
-    /// connections unless the service has `on_server_down = "kernel"`.
+    /// addresses of new services. Closes the UDP sessions of removed servers and services, and
+    /// their TCP connections unless the service has [`OnServerDown::Kernel`].
     ///
     /// # Errors
     /// The change that is refused, and the reason.

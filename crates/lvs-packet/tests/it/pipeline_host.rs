@@ -317,7 +317,7 @@ fn echo_requests_above_limit_or_with_echo_off_are_dropped() {
         assert_eq!(
             again,
             usize::from(answered > 0),
-            "the number of replies a second later is wrong"
+            "{settings:?}: the number of replies a second later is wrong"
         );
     }
 }
@@ -441,7 +441,7 @@ fn repeated_syn_requests_confirmation_of_neighbour() {
 }
 
 #[test]
-fn mld_query_is_reported_to_caller_once() {
+fn mld_query_is_reported_to_caller_and_not_answered_by_pipeline() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let group: Ipv6Addr = "ff02::1:ff00:80".parse().expect("the address is valid");
