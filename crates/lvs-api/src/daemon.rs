@@ -574,7 +574,8 @@ pub struct ServerStatus {
     pub server: SocketAddr,
     /// The configured weight; `None` if the server is not in the configuration.
     pub configured: Option<i32>,
-    /// The server's administrative state.
+    /// The server's administrative state; `drain` also if an operator has set its weight in the
+    /// dataplane to 0.
     pub admin: AdminState,
     /// The server's health: `up`, `down`, `unknown` before its first result, or `unchecked` without
     /// a check. A server that is up or unchecked becomes `suspicious` if clients cannot use it: too
@@ -625,11 +626,11 @@ pub struct CheckStatus {
     pub own_address: String,
     /// Duration of the last check in microseconds.
     pub last_us: u64,
-    /// Median duration in the last 5 minutes in microseconds, rounded up by at most a quarter; 0
-    /// without a check in these 5 minutes.
+    /// Median duration in the last 4 to 5 minutes in microseconds, rounded up by at most a quarter;
+    /// 0 without a check in this time.
     pub p50_us: u64,
-    /// 99th percentile of the duration in the last 5 minutes, in microseconds, rounded in the same
-    /// way.
+    /// 99th percentile of the duration in the same time in microseconds, rounded in the same way; 0
+    /// without a check in this time.
     pub p99_us: u64,
     /// Number of the most recent checks that each took half a second or longer; 0 if the last check
     /// was faster.

@@ -203,7 +203,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
         "table_full" | "evicted_half_open" | "evicted_ended" | "evicted_unused"
         | "evicted_idle" | "evicted_template" => FULL_TABLE,
         "drop_packet" => {
-            "This host was short of memory, or drop_packet is 3. Add memory, or set drop_packet = 0 and amemthresh in [sysctl] in the file of lvsd."
+            "This host was short of memory, or drop_packet is 3. Add memory, or set drop_packet = 0 or a lower amemthresh in [sysctl] in the file of lvsd."
         }
         "backup_only" => {
             "A backup daemon is running, and backup_only is 1. If this director must forward: set role = \"master\" in [sync.ipvs] in the file of lvsd, or backup_only = 0 in [sysctl] there."

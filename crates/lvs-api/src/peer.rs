@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn user_namespace_is_known_only_of_running_process() {
+    fn rights_of_process_are_known_only_while_process_exists() {
         let own = Own::look();
         let pid = std::process::id();
         let seen = Root::Here {

@@ -202,7 +202,8 @@ impl Intercept {
         }
     }
 
-    /// Intercepts the packets of a server that is in a service or still has connections.
+    /// Intercepts packets for a server that is in a service or still has connections: packets to the
+    /// service with this key and, if the server uses NAT or full NAT, the server's replies.
     pub fn add_endpoint(
         &mut self,
         key: ServiceKey,

@@ -149,7 +149,7 @@ impl Pipeline {
     }
 
     /// Lowers the maximum segment size in a SYN, if configured: to a fixed limit, or to a size that
-    /// fits into `mtu` and into the route back to the sender.
+    /// fits into `mtu` and into the route back to the sender, but not below [`ClampMss::LEAST`].
     #[inline]
     pub(super) fn clamp_mss<N: Net>(
         &self,

@@ -78,7 +78,8 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
 }
 
 /// Writes a reset that the director sends on its own, or a probe for the sequence numbers of a
-/// reset ([`Reset::asks`]). `false` if the frame has too little room.
+/// reset ([`Reset::asks`]). `false` if the addresses have different IP versions, or the frame has
+/// too little room.
 pub fn own_reset(frame: &mut Frame, reset: &Reset) -> bool {
     let (src, dst) = (reset.tuple.src, reset.tuple.dst);
     let mut header = TcpHeader::new(src.port(), dst.port(), reset.seq, 0);
