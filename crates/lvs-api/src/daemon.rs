@@ -574,8 +574,8 @@ pub struct ServerStatus {
     pub server: SocketAddr,
     /// The configured weight; `None` if the server is not in the configuration.
     pub configured: Option<i32>,
-    /// The server's administrative state; `drain` also if an operator has set its weight in the
-    /// dataplane to 0.
+    /// The server's administrative state; `drain` also if another program has set the server's
+    /// weight in the dataplane to 0.
     pub admin: AdminState,
     /// The server's health: `up`, `down`, `unknown` before its first result, or `unchecked` without
     /// a check. A server that is up or unchecked becomes `suspicious` if clients cannot use it: too

@@ -11,8 +11,8 @@ use lvs_sys::lock;
 /// Maximum number of servers for which requests that were too long are recorded.
 const SERVERS_MAX: usize = 256;
 
-/// The requests that were too long, for all workers of a director. The key is the address of the
-/// server, and whether a tunnel is used.
+/// Requests that were longer than the MTU of the path to their server, for all workers of a
+/// director. The key is the address of the server, and whether a tunnel is used.
 #[derive(Debug, Default)]
 pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
 
