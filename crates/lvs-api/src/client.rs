@@ -48,7 +48,7 @@ pub enum Error {
         address: Address,
     },
     /// The process that listens at the address is not trusted: its user is neither this user nor
-    /// root with `CAP_NET_ADMIN`. The owner of a path that the user has set is not checked.
+    /// root with `CAP_NET_ADMIN`. A process at a path that the user has set is not checked.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
          CAP_NET_ADMIN: it is possibly not a dataplane. If it is your dataplane, start it with --socket /run/... and use that path here"

@@ -58,7 +58,8 @@ pub fn may_change(
     trusted.map_err(|refusal| refusal.to_string())
 }
 
-/// Whether the client of `socket`, with the primary group `gid`, is a member of `group`.
+/// Whether the client of `socket`, with the primary group `gid`, is a member of `group`; false if
+/// the kernel does not report the client's groups.
 pub fn is_member(socket: &impl AsFd, gid: u32, group: u32) -> bool {
     gid == group || lvs_sys::peer_groups::peer_in_group(socket, group).unwrap_or(false)
 }
@@ -386,7 +387,7 @@ pub struct DirectorSeen {
     pub ready: bool,
     /// Whether the director is in maintenance.
     pub maintenance: bool,
-    /// Whether the director does not apply some parts of the answers from its sources.
+    /// Whether the director does not apply its sources' answers, or parts of them.
     pub left_out: bool,
 }
 
@@ -435,12 +436,13 @@ pub struct ProxyStatus {
     pub connections: u64,
     /// The maximum number of connections and clients.
     pub most: u64,
-    /// The number of connections and datagrams refused because the maximum was reached.
+    /// The number of connections, and of datagrams of new clients, refused because no slot was free
+    /// for them.
     pub full: u64,
     /// The number of clients evicted to make room for other clients.
     pub evicted: u64,
-    /// The number of connections and datagrams refused because no server was available, or because of
-    /// a limit or a filter.
+    /// The number of connections, and of datagrams of new clients, refused because no server was
+    /// available, or because of a limit or a filter.
     pub refused: u64,
 }
 
@@ -478,10 +480,11 @@ pub struct DataplaneStatus {
     pub capacity: u64,
     /// The VIPs that the dataplane owns.
     pub vips: Vec<IpAddr>,
-    /// The counters of the dataplane's synchronisation daemons; `None` if none was ever started.
+    /// The counters of the dataplane's synchronisation daemons; `None` if no daemon is configured
+    /// and all counters are 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncCounts>,
-    /// The state of the dataplane's peers.
+    /// The states of the dataplane's peers, and of configured peers that it was started without.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
     /// The comparison of each peer's services and servers with this director's.
@@ -526,8 +529,9 @@ pub struct ServiceStatus {
     /// Whether lvsd proxies the service itself.
     #[serde(default)]
     pub proxied: bool,
-    /// Number of servers that accept new connections. Of a service that lvsd proxies, these are the
-    /// servers that are up; of another service, the servers with a weight above 0 in the dataplane.
+    /// Number of servers to which lvsd sends new connections: they are up or unchecked, and not
+    /// drained. Unless lvsd proxies the service, the dataplane must also answer, and must have the
+    /// server with a weight above 0.
     pub usable: usize,
     /// Whether the service has its quorum.
     pub quorum: bool,
@@ -570,7 +574,8 @@ pub struct ServerStatus {
     pub server: SocketAddr,
     /// The configured weight; `None` if the server is not in the configuration.
     pub configured: Option<i32>,
-    /// The server's administrative state.
+    /// The server's administrative state; `drain` also if another program has set the server's
+    /// weight in the dataplane to 0.
     pub admin: AdminState,
     /// The server's health: `up`, `down`, `unknown` before its first result, or `unchecked` without
     /// a check. A server that is up or unchecked becomes `suspicious` if clients cannot use it: too
@@ -621,11 +626,11 @@ pub struct CheckStatus {
     pub own_address: String,
     /// Duration of the last check in microseconds.
     pub last_us: u64,
-    /// Median duration in the last 5 minutes in microseconds, rounded up by at most a quarter; 0
-    /// without a check in these 5 minutes.
+    /// Median duration in the last 4 to 5 minutes in microseconds, rounded up by at most a quarter;
+    /// 0 without a check in this time.
     pub p50_us: u64,
-    /// 99th percentile of the duration in the last 5 minutes, in microseconds, rounded in the same
-    /// way.
+    /// 99th percentile of the duration in the same time in microseconds, rounded in the same way; 0
+    /// without a check in this time.
     pub p99_us: u64,
     /// Number of the most recent checks that each took half a second or longer; 0 if the last check
     /// was faster.

@@ -1,4 +1,4 @@
-//! The addresses of peers in options and files, and the key that all peers share.
+//! Parses the addresses of peers in options and files, and reads the key that all peers share.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};

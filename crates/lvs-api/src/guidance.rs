@@ -106,7 +106,7 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
         _ => format!(
             "on {ip}: is the virtual address on lo ({}), is something listening on it, and does a \
             filter drop the packets (nft list ruleset)? If clients are behind another interface, \
-            does rp_filter drop them (sysctl net.ipv4.conf)?",
+            does rp_filter drop their packets (sysctl net.ipv4.conf)?",
             setup("dr")
         ),
     }
@@ -203,7 +203,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
         "table_full" | "evicted_half_open" | "evicted_ended" | "evicted_unused"
         | "evicted_idle" | "evicted_template" => FULL_TABLE,
         "drop_packet" => {
-            "This host was short of memory, or drop_packet is 3. Add memory, or set drop_packet = 0 and amemthresh in [sysctl] in the file of lvsd."
+            "This host was short of memory, or drop_packet is 3. Add memory, or set drop_packet = 0 or a lower amemthresh in [sysctl] in the file of lvsd."
         }
         "backup_only" => {
             "A backup daemon is running, and backup_only is 1. If this director must forward: set role = \"master\" in [sync.ipvs] in the file of lvsd, or backup_only = 0 in [sysctl] there."

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-/// Longest wait for a process that is ending.
+/// Longest wait for a process that is ending, or that has marked its lock because it is stopping.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The time for which a caller waits until a process has exited.
+
+/// Longest waits for a process that is running, and for a process that is unknown or not visible.
+/// For a process that is ending or has marked its lock, every caller waits up to ten seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     running: Duration,
@@ -24,12 +26,12 @@ impl Limits {
         running: Duration::from_millis(300),
         unseen: Duration::from_secs(2),
     };
-    /// Limits of a caller that only searches for a running dataplane.
+    /// Short limits, of a caller that fails soon if another process has the lock or name.
     pub const LOOK: Self = Self {
         running: PAUSE,
         unseen: Duration::from_millis(100),
     };
-    /// Limits of a caller that does not wait.
+    /// Limits of a caller that waits only for a process that is ending or has marked its lock.
     pub const NONE: Self = Self {
         running: Duration::ZERO,
         unseen: Duration::ZERO,
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_for_running_lock_owner_is_limited_unless_owner_is_leaving() {
+    fn wait_for_leaving_lock_owner_continues_after_limit_for_running_owner() {
         let own = Some(std::process::id());
         let patience = Patience::new(Limits::LOOK);
         let waited = (0..1000).take_while(|_| patience.waits_for(own)).count();

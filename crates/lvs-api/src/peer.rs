@@ -3,8 +3,8 @@
 //! The kernel lets a process configure IPVS if it has `CAP_NET_ADMIN` in the user namespace of its
 //! network; the user id 0 is not sufficient. Root of a container on the host's network has user id
 //! 0 without the capability (CVE-2020-15257: a daemon did not check it). So user 0 must have the
-//! capability, as far as `/proc` shows it. Other users must be the dataplane's own, or in its
-//! group.
+//! capability by `/proc`, unless this process is itself root without it. Other users must be this
+//! process's own; callers also permit the members of a group (`--group`).
 
 use std::fs;
 use std::io;
@@ -131,9 +131,9 @@ fn effective(status: &str) -> Option<u64> {
 }
 
 /// Whether process `pid` is in the user namespace of this process. If `pid` has more capabilities,
-/// this process may not read its namespace, and compares the user and group id maps instead, which
-/// every process may read. Two namespaces have equal maps only if a user with rights over all ids
-/// wrote them.
+/// the namespace of `pid` is not readable. The user and group id maps of both processes are then
+/// compared, which every process may read. Two namespaces have equal maps only if a user with
+/// rights over all ids wrote them.
 fn same_user_namespace(pid: u32) -> io::Result<bool> {
     let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
     match name(&pid.to_string()) {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn user_namespace_is_known_only_of_running_process() {
+    fn rights_of_process_are_known_only_while_process_exists() {
         let own = Own::look();
         let pid = std::process::id();
         let seen = Root::Here {

@@ -1,5 +1,5 @@
-//! The default place of a dataplane's socket: a directory of root, in which no other user can
-//! create a file.
+//! The default directory of control sockets, in which only its owner can create files, and the
+//! locks next to the sockets.
 //!
 //! ```text
 //! /run/lvs/                          root's, 0755
@@ -70,7 +70,7 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
 /// # Errors
 /// [`LockError::Held`]: another process has the lock. Any user can bind the abstract socket name of
 /// the lock; a process that cannot be an `lvsd` is therefore ignored. [`LockError::Io`]: neither
-/// the lock file nor the abstract name can be used.
+/// the lock file nor the abstract name can be used, although no other process has the name.
 pub fn steer(address: &Address) -> Result<Steering, LockError> {
     let file = match address {
         Address::Usual(path) => path
@@ -167,8 +167,8 @@ impl Lock {
         let _ = self.0.write_all_at(text.as_bytes(), 0);
     }
 
-    /// Like [`beside`](Self::beside), but neither creates nor changes the file, and does not wait.
-    /// `None` if the file does not exist.
+    /// Like [`beside`](Self::beside), but neither creates nor changes the file, and waits only for
+    /// an owner that is ending or has marked its lock. `None` if the file does not exist.
     ///
     /// # Errors
     /// See [`LockError`].

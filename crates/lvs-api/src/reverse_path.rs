@@ -1,5 +1,5 @@
-//! The reverse-path filter of a host (`rp_filter`, IPv4), which drops packets without informing any
-//! program.
+//! Reads the settings of this host's reverse-path filter (`rp_filter`, IPv4), which drops packets
+//! without informing any program.
 
 use std::fs;
 use std::path::Path;

@@ -54,8 +54,8 @@ pub fn connect_daemon(dataplane: &Address) -> Result<Option<daemon::Client>, Str
     )
 }
 
-/// Repeats `attempt` while `failed` is true for its result and `promised` returns that a program is
-/// starting, but not longer than [`START_LIMIT`]. Afterwards makes one more attempt.
+/// Repeats `attempt` while `failed` is true for the result and `promised` returns that a program is
+/// starting, but not longer than [`START_LIMIT`]. If all attempts failed, makes one more.
 fn retry<T>(
     mut attempt: impl FnMut() -> T,
     failed: impl Fn(&T) -> bool,
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn client_waits_for_dataplane_of_another_namespace_only_if_socket_has_path() {
+    fn client_ignores_dataplane_of_another_namespace_unless_socket_path_is_set() {
         let proc = Proc::new();
         proc.add(11, 1, 100_000, "lvs-dataplane\0", Some(8));
         assert!(!proc.is_starting(true, Duration::ZERO));
@@ -310,16 +310,22 @@ mod tests {
     #[test]
     fn client_waits_one_second_for_sibling_before_exec() {
         for command_line in ["bash\0setup.sh\0", ""] {
-            assert!(waits_for(5, 100_000, command_line, Some(7)));
+            assert!(
+                waits_for(5, 100_000, command_line, Some(7)),
+                "{command_line:?}"
+            );
             // The process will become `ip netns exec`.
-            assert!(waits_for(5, 100_000, command_line, Some(8)));
+            assert!(
+                waits_for(5, 100_000, command_line, Some(8)),
+                "{command_line:?}"
+            );
             assert!(
                 !waits_for(4, 100_000, command_line, Some(7)),
-                "the client waits for a process that is no sibling"
+                "the client waits for a process that is no sibling: {command_line:?}"
             );
             assert!(
                 !waits_for(5, 99_800, command_line, Some(7)),
-                "the client waits for an old process"
+                "the client waits for an old process: {command_line:?}"
             );
         }
         let proc = Proc::new();

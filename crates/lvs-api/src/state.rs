@@ -18,12 +18,13 @@ use super::address;
 use super::place::{self, LOCK, Lock, STEERED};
 use lvs_sys::netns;
 
-/// Maximum number of files that a sweep examines.
+/// Maximum number of files in a directory that are examined.
 const FILES_MOST: usize = 4096;
 /// Maximum number of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
-/// If some processes are not visible (without `CAP_SYS_PTRACE`, or in a PID namespace), only files
-/// older than this are removed, and only if no visible process is in their namespace.
+/// If some processes are not visible (without `CAP_SYS_PTRACE`, or in a PID namespace), the files
+/// of another namespace are removed only if all of them are older than this, and no visible process
+/// is in the namespace.
 const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Address {
@@ -41,10 +42,12 @@ impl Address {
 }
 
 /// Removes the files in `/run/lvs` of network namespaces that are no longer in use: no process runs
-/// in them, and they are not mounted (`ip netns`). The files of an earlier namespace with the inode
-/// of this one are removed, too. The files of a namespace stay if a dataplane or an lvsd has locked
-/// one of them. If some processes are not visible, the files of a namespace also stay until all of
-/// them are older than a day.
+/// in them, and they are not mounted (`ip netns`). The files of a namespace stay if a dataplane or
+/// an lvsd has locked one of them. If some processes are not visible, the files of a namespace also
+/// stay until all of them are older than a day.
+///
+/// State files with the inode of this namespace and with another cookie belong to an earlier
+/// namespace. They are removed without these conditions, if the cookie of this namespace is known.
 pub fn sweep() {
     if let Some(own) = address::usual() {
         sweep_in(Path::new(place::DIRECTORY), &own, netns::cookie(), live);
@@ -300,7 +303,10 @@ mod tests {
             let lock = Lock::beside(&root.path().join("netns-3.sock"), suffix, Limits::LOOK)
                 .expect("the lock is free");
             sweep_in(root.path(), &own, Some(7), none);
-            assert!(left(root.path()).contains(&"netns-3.sock.9.lvsd.json".to_owned()));
+            assert!(
+                left(root.path()).contains(&"netns-3.sock.9.lvsd.json".to_owned()),
+                "the file was removed while {suffix} was locked"
+            );
             drop(lock);
         }
         sweep_in(root.path(), &own, Some(7), none);

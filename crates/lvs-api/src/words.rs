@@ -88,8 +88,8 @@ pub fn in_brackets(text: &str) -> String {
     }
 }
 
-/// Returns a text as one word for a shell, in quotes if it contains other characters than those of
-/// names and addresses.
+/// Returns a text as one word for a shell, in quotes if it is empty or contains other characters
+/// than those of names and addresses.
 pub fn shell_word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/@%+=,".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {

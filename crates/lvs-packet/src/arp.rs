@@ -1,4 +1,5 @@
-//! ARP for the addresses that the dataplane owns (RFC 826): answers and announcements (RFC 5227).
+//! ARP for the addresses that the dataplane owns (RFC 826): answers, and announcements and probes
+//! (RFC 5227).
 
 use std::net::Ipv4Addr;
 

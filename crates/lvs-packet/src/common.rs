@@ -12,7 +12,7 @@ use crate::settings::{Echo, Settings};
 use crate::tunnel_path::TunnelPaths;
 
 /// State of the whole director. Each worker's [`Pipeline`](crate::pipeline::Pipeline) has an `Arc`
-/// of it. Limits apply to all workers together, and all workers use the path MTUs that one has
+/// of it. Limits apply to all workers together, and all workers use a path MTU that one of them has
 /// received.
 ///
 /// | | synchronised by | used for |

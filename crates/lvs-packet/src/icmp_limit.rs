@@ -143,7 +143,8 @@ impl RateLimit {
 
     /// Whether an error may be sent to `receiver` now. If so, uses a token of the bucket of the
     /// receiver and one of the bucket for all errors; otherwise counts the error as suppressed.
-    /// Errors of path MTU discovery are always allowed, and use no token.
+    /// Errors of path MTU discovery, and all errors without limits ([`Limits::NONE`]), are allowed
+    /// and use no token.
     pub fn allow(&self, kind: ErrorKind, receiver: IpAddr, now: Instant) -> bool {
         // The kernel never limits path MTU discovery (`icmpv4_mask_allow`).
         if matches!(

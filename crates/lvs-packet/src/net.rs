@@ -73,8 +73,8 @@ pub struct Way {
 }
 
 impl Way {
-    /// The path by a next hop; `None` if its port is not Ethernet, or its link-layer address is
-    /// unknown.
+    /// The path by a next hop; `None` if the hop's port is not Ethernet or was removed, or the
+    /// hop's link-layer address is unknown.
     pub fn by<N: Net + ?Sized>(hop: &NextHop, net: &N) -> Option<Self> {
         let port = net.port(hop.port).filter(|port| port.ethernet)?;
         Some(Self {

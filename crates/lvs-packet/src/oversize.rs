@@ -1,4 +1,5 @@
-//! Requests that were longer than the MTU of the path to their server; `lvsadm` lists them.
+//! Records requests that were longer than the MTU of the path to their server and must not be
+//! fragmented; `lvsadm` lists them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

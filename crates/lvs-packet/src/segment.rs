@@ -16,8 +16,8 @@ use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, put32,
 const TCP_LEAST: usize = 48;
 /// Maximum number of segments of a TCP super-packet: 64 KiB of the smallest segments.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
-/// Maximum number of segments into which the dataplane cuts a super-packet, so that one received
-/// frame becomes at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If the
+/// Maximum number of segments into which the dataplane cuts a super-packet, to limit the number of
+/// frames that one received frame becomes. 64 KiB in 512 segments are segments of 128 bytes. If the
 /// segments are smaller, the super-packet is dropped; the sender's TCP then repeats the segments
 /// one by one, and these are forwarded.
 const CUT_MOST: usize = 512;

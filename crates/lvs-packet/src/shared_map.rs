@@ -22,7 +22,7 @@ type Part<K, V> = Arc<HashMap<K, V, RandomState>>;
 /// A map that is cheap to clone, and to change after a clone.
 #[derive(Clone)]
 pub struct SharedMap<K, V> {
-    /// The parts; empty while the map is empty.
+    /// The parts; empty before the first insertion.
     parts: Arc<[Part<K, V>]>,
     hasher: RandomState,
     len: usize,

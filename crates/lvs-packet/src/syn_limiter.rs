@@ -28,7 +28,8 @@ const CALM: u32 = 2;
 /// repeated SYNs, and others.
 const SHARES: [u32; KINDS] = [3, 16, 16];
 const KINDS: usize = 3;
-/// Maximum time in nanoseconds that a budget can save for later.
+/// Maximum time in nanoseconds that a budget of the whole time could save for later. The budget of
+/// a part of the time can save this part of the maximum.
 const SAVED: i64 = 50_000_000;
 /// SYNs are classified until this time after the last dropped SYN.
 const CAUTIOUS: Duration = Duration::from_secs(1);
@@ -129,9 +130,9 @@ impl Kind {
         self.asking = 0;
     }
 
-    /// Counts a SYN of `network`, and returns whether it passes. A network that has used up its
-    /// quota may send one more SYN if SYNs remain after all quotas. Half of the maximum budget is
-    /// reserved for networks below their quota.
+    /// Counts a SYN of `network`, and returns whether it passes: within the network's quota, while
+    /// the budget is not used up. A network that has used up its quota may send one more SYN if
+    /// SYNs remain after all quotas, and more than half of the maximum budget is left.
     fn pass(&mut self, network: u16) -> bool {
         let taken = &mut self.taken[usize::from(network)];
         self.asking += u32::from(*taken == 0);
@@ -571,7 +572,10 @@ mod tests {
             assert!((0..1000).all(|n| memory.contains(hash(n))));
             let others = (count..count + 100_000).filter(|&n| memory.contains(hash(n)));
             let others = others.count();
-            assert!((1..100_000 / part).contains(&others), "{others}");
+            assert!(
+                (1..100_000 / part).contains(&others),
+                "{others} of 100,000 instead of less than one in {part}"
+            );
             assert_eq!(memory.generations.each_ref().map(|bits| bits.len()), size);
         }
     }

@@ -1,6 +1,6 @@
-//! ICMP errors about tunnel packets that the director has sent to servers: they report the path
-//! MTU, and the client whose packet was in the tunnel receives an error about that packet, as with
-//! IPVS.
+//! Processes ICMP errors about tunnel packets that the director has sent to servers, and stores the
+//! path MTUs that they report. If the outer header is IPv4, the client whose packet was in the
+//! tunnel also receives an error about this packet, as with IPVS.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

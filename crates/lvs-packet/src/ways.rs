@@ -32,7 +32,8 @@ pub enum NoWay {
     /// permitted.
     #[error("the client and the server of the connection are of different address families")]
     Families,
-    /// The client or the server has an address of this host, of the dataplane or of a service.
+    /// The client or the server has an address of this host or of the dataplane, or the client has
+    /// an address of a service or a loopback address.
     #[error("the director itself is the client or the server of the connection")]
     Host,
     /// No other host can have sent a packet between these addresses (`is_martian`).
@@ -44,7 +45,7 @@ pub enum NoWay {
     /// link-layer address is unknown, or the tunnel cannot be used (its MTU is too small, or the
     /// route has no source address).
     #[error(
-        "the server has no route through Ethernet, the neighbour on this route is not resolved, or the MTU is too small for the tunnel"
+        "the server has no route through Ethernet, the neighbour on this route is not resolved, or a tunnel cannot use the route (its MTU is too small, or it has no source address)"
     )]
     ToServer,
     /// Packets to the client cannot be sent now: there is no route through Ethernet, or the next

@@ -143,7 +143,7 @@ impl Balancer {
         self.streams.load(Ordering::Relaxed) + self.clients.held()
     }
 
-    /// Sets the maximum number of connections and clients. If there are more, none is closed.
+    /// Sets the maximum number of connections and clients. A lower maximum closes none of them.
     pub(super) fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }

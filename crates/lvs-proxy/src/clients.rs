@@ -6,7 +6,8 @@
 //! it has sent a datagram after an answer of its server; then it is *established*. If the table is
 //! full, the oldest new client of the same service is evicted; if this service has less than its
 //! share of slots, the oldest new client of the service with most clients. An established client is
-//! evicted only if it is idle.
+//! evicted only if it is idle. For a source that already has many clients of the same service, only
+//! a client of this source is evicted there ([`SOURCE_PART`]).
 
 use lvs_core::Prefix;
 use std::collections::{BTreeMap, HashMap};
@@ -46,7 +47,8 @@ struct Table {
     /// Number of clients in the queues, and of evicted clients that still have a slot.
     held: usize,
     /// The last number that was given to a client or a queue. A client gets a number when it
-    /// arrives, becomes established, or is examined for an eviction. A higher number is later.
+    /// arrives and when it becomes established; an established client also when it is examined for
+    /// an eviction. A higher number is later.
     next: u64,
 }
 

@@ -194,7 +194,11 @@ mod tests {
                 let mut bytes = write(version, client, address(local));
                 let length = bytes.len();
                 for end in 0..length {
-                    assert_eq!(read(&bytes[..end]), Read::Partial, "{end} of {length}");
+                    assert_eq!(
+                        read(&bytes[..end]),
+                        Read::Partial,
+                        "{version:?}, {client}: {end} of {length}"
+                    );
                 }
                 bytes.extend(b"GET /");
                 assert_eq!(read(&bytes), Read::Header(length, Some(client)));

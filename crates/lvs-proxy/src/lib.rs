@@ -39,17 +39,18 @@ pub struct Options {
     pub accept: bool,
     /// Time limit for connecting a client to a server, including attempts with other servers.
     pub connect_timeout: Duration,
-    /// Time without data after which a connection is closed.
+    /// Time without data after which a connection, or the session of a client that sends datagrams,
+    /// is closed. For a client that has sent no datagram after an answer, at most 30 seconds apply.
     pub idle_timeout: Duration,
 }
 
 impl Options {
     /// Default of `connect_timeout`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-    /// Time without data after which a TCP connection is closed: the timeout of an idle connection
-    /// in the kernel's IPVS.
+    /// Default of `idle_timeout` for TCP services: the timeout of an idle connection in the
+    /// kernel's IPVS.
     pub const IDLE_TCP: Duration = Duration::from_secs(15 * 60);
-    /// Time without a datagram after which a client's session with its server is closed.
+    /// Default of `idle_timeout` for UDP services.
     pub const IDLE_UDP: Duration = Duration::from_secs(5 * 60);
 }
 

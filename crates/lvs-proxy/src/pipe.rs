@@ -1,8 +1,8 @@
 //! Copies bytes from one socket to another.
 //!
 //! Small amounts are copied through a buffer of the thread; large amounts are spliced through a
-//! pipe without a copy. A connection uses a pipe, or memory for bytes that were not sent yet, only
-//! while its receiver accepts no more data; an idle connection uses neither.
+//! pipe without a copy. A connection keeps a pipe, or memory for bytes that were not sent yet, only
+//! while its receiver accepts no more data; an idle connection keeps neither.
 
 use std::cell::RefCell;
 use std::io;

@@ -21,8 +21,8 @@ const CONNECTIONS_MAX: usize = 100_000;
 /// The maximum number of connections is never lower than this, even if there are too few
 /// descriptors.
 const CONNECTIONS_MIN: usize = 16;
-/// Number of descriptors for other purposes than listeners and checks: 128 connections of the API,
-/// 64 of the control socket, files, and the event loops of threads.
+/// Number of descriptors for other purposes than proxied connections, pipes, listeners and checks:
+/// 128 connections of the API, 64 of the control socket, files, and the event loops of threads.
 const RESERVE: usize = 384;
 /// Maximum number of descriptors for pipes.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
@@ -172,8 +172,9 @@ impl Proxy {
             .collect()
     }
 
-    /// Applies a list of changes completely or not at all, as a dataplane does. It first binds the
-    /// addresses of new services.
+    /// Applies a list of changes completely or not at all, as a dataplane does, after binding the
+    /// addresses of new services. Closes the UDP sessions of removed servers and services, and
+    /// their TCP connections unless the service has [`OnServerDown::Kernel`].
     ///
     /// # Errors
     /// The change that is refused, and the reason.

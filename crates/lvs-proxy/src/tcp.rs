@@ -193,7 +193,7 @@ async fn connected(server: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Forwards data in both directions until both sides have closed the connection. Fails if one of
-/// them sends a reset.
+/// the sockets has an error, such as a reset.
 async fn both(client: &TcpStream, server: &TcpStream, entry: &Entry) -> io::Result<()> {
     let mut inward = pin!(pump(client, server, Way::In, entry));
     let mut outward = pin!(pump(server, client, Way::Out, entry));

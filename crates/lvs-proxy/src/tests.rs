@@ -161,7 +161,10 @@ async fn relay_forwards_reset_of_either_side() {
         };
         let kind = error.kind();
         use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
-        assert!(matches!(kind, ConnectionReset | BrokenPipe), "{error}");
+        assert!(
+            matches!(kind, ConnectionReset | BrokenPipe),
+            "half-closed: {half_closed}, reset by client: {from_client}: {error}"
+        );
     }
 }
 
@@ -309,7 +312,7 @@ async fn server_receives_proxy_header_of_client_and_client_without_header_is_clo
         stream.read_to_end(&mut got).await.unwrap();
         let mut expected = super::header::write(version, announced, bench.address);
         expected.extend(b"hello");
-        assert_eq!(got, expected);
+        assert_eq!(got, expected, "{version:?}");
     }
     let (_listener, address) = server().await;
     let options = Options {

@@ -66,7 +66,8 @@ impl Workers {
         self.0.len()
     }
 
-    /// Binds the address of a service for each worker, without accepting connections.
+    /// Binds the address of a service for each worker. The kernel already queues connections and
+    /// datagrams; the workers process them from [`serve`](Self::serve) on.
     pub(super) fn bind(&self, service: ServiceId, address: SocketAddr) -> io::Result<Listeners> {
         let sockets = self.0.iter().map(|_| bind(&service, address));
         Ok(Listeners {

@@ -18,8 +18,8 @@ use crate::address::impostor;
 const BODY_MAX: u64 = 256 << 20;
 /// Maximum length of the head of an answer in bytes.
 const HEAD_MAX: u64 = 64 << 10;
-/// Time without data from the daemon after which a request fails: the daemon itself waits as long
-/// for an answer of the dataplane.
+/// Time without data from the daemon after which a request fails. The daemon itself waits at most 20
+/// seconds until the dataplane has applied a change.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Time without data from the daemon after which a reload fails. On a busy host, a configuration
 /// with tens of thousands of servers takes most of a minute; `contrib/lvsd.service` permits more
@@ -59,12 +59,13 @@ struct Head {
 }
 
 impl Client {
-    /// Connects to the daemon of the dataplane at `dataplane`; `None` if no daemon is running.
+    /// Connects to the daemon of the dataplane at `dataplane`; `None` if no process listens on the
+    /// daemon's control socket.
     ///
     /// # Errors
     ///
-    /// A message: a process listens on the control socket of the daemon, but the connection fails
-    /// or the process is not trusted.
+    /// A message: the connection fails for another reason, or the socket has an abstract name and
+    /// the process that listens there is not trusted.
     pub fn connect(dataplane: &Address) -> Result<Option<Self>, String> {
         let address = socket(dataplane);
         let stream = open(&address)?;

@@ -1,4 +1,4 @@
-//! Names of hosts and ports from `/etc/hosts`, `/etc/services` and DNS, within a time limit.
+//! Looks up names of hosts and ports in `/etc/hosts`, `/etc/services` and DNS, within a time limit.
 
 mod ptr;
 
@@ -19,7 +19,7 @@ const REVERSE_BUDGET: Duration = Duration::from_secs(2);
 /// Time limit for the look-up of one name.
 const FORWARD_BUDGET: Duration = Duration::from_secs(10);
 
-/// A resolver of names with a cache.
+/// A resolver of names of hosts and ports. It stores the results of reverse look-ups in DNS.
 #[derive(Debug)]
 pub struct Names {
     hosts: Hosts,

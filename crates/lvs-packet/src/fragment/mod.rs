@@ -47,9 +47,9 @@ impl History {
         history
     }
 
-    /// Returns the payload sizes of the fragments for a packet that consists of `added` new bytes
-    /// and the datagram, and whose first `headers` bytes are the headers of each fragment. Empty if
-    /// the first fragment did not contain these headers completely.
+    /// Returns the payload sizes with which a packet is cut where the datagram was cut. The packet
+    /// is the datagram with `added` new bytes in front, and each fragment repeats its first
+    /// `headers` bytes. Empty if the first fragment that arrived ends before these bytes do.
     pub fn behind(&self, headers: usize, added: usize) -> Vec<usize> {
         let mut sizes = self.sizes.clone();
         if let Some(first) = sizes.first_mut() {

@@ -202,7 +202,8 @@ impl Intercept {
         }
     }
 
-    /// Intercepts the packets of a server that is in a service or still has connections.
+    /// Intercepts packets for a server that is in a service or still has connections: packets to the
+    /// service with this key and, if the server uses NAT or full NAT, the server's replies.
     pub fn add_endpoint(
         &mut self,
         key: ServiceKey,
@@ -238,8 +239,8 @@ impl Intercept {
         self.local_nodes.extend(answers(key, server, helped));
     }
 
-    /// Intercepts packets to a service with this key. If the service is persistent or has a port of
-    /// the FTP helper (`helped`), data connections of FTP are included.
+    /// Intercepts packets to a service with this key. For a persistent service on the FTP port, and
+    /// for a service with a port of the FTP helper (`helped`), data connections are included.
     pub fn add_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
         let endpoint = service_endpoint(key);
         self.services
@@ -426,7 +427,7 @@ mod tests {
     /// On the other ports, the host itself must answer, even while the shield of a killed dataplane
     /// remains.
     #[test]
-    fn mark_rule_intercepts_only_its_ports_unless_without_ports_above_limit_or_for_ftp() {
+    fn mark_rule_intercepts_only_its_ports_unless_it_has_none_too_many_or_an_ftp_port() {
         let rule = |words: &[&str]| MarkRule::parse(words).expect("the rule is valid");
         let to = |spec: &Intercept, protocol, port| {
             spec.is_to_service(&Tuple::new(

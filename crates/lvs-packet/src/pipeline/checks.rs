@@ -119,8 +119,9 @@ impl Pipeline {
         }
     }
 
-    /// Fills in the IP options of a reply: a recorded route gets the address of the outgoing
-    /// interface, and a time stamp gets the address of the incoming interface.
+    /// Fills in the IP options of a reply: a recorded route gets the address that replaces the
+    /// server's, or without translation that of the outgoing interface; a time stamp gets the
+    /// address of the incoming interface.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,
         frame: &mut Frame,
@@ -148,7 +149,7 @@ impl Pipeline {
     }
 
     /// Lowers the maximum segment size in a SYN, if configured: to a fixed limit, or to a size that
-    /// fits into `mtu` and into the route back to the sender.
+    /// fits into `mtu` and into the route back to the sender, but not below [`ClampMss::LEAST`].
     #[inline]
     pub(super) fn clamp_mss<N: Net>(
         &self,

@@ -109,7 +109,8 @@ counters! {
     icmp_sent: u64,
     /// Number of TCP resets that the dataplane has sent.
     resets_sent: u64,
-    /// Number of sent frames; segments and fragments are counted individually.
+    /// Number of frames that were sent or reinjected; segments and fragments are counted
+    /// individually.
     emitted: u64,
     /// Number of frames that were copied because the backend's frame had too little room in front.
     copied: u64,

@@ -21,11 +21,11 @@ pub(super) enum Pieces<'a> {
     /// fragment": for the dataplane's own packets, relayed ICMP errors, and tunnel packets, whose
     /// inner packet was checked before.
     Relayed,
-    /// The packet arrived in fragments, and is cut into fragments of equal size, none longer than
-    /// the longest that arrived. A tunnel packet that contains it is cut in the same way.
+    /// An IPv4 request arrived in fragments. The packet, or the tunnel packet that contains it, is
+    /// cut into fragments of equal size, none longer than the longest that arrived.
     Even(&'a History),
-    /// The packet arrived in fragments, and is IPv6 or not translated. It is cut at the same
-    /// offsets, if these fragments fit.
+    /// An IPv6 request, a reply or a packet of this host arrived in fragments. The packet is cut at
+    /// the same offsets, if these fragments fit.
     Along(&'a History),
     /// A tunnel packet that contains an IPv6 packet which arrived in fragments. If it does not fit,
     /// it is cut at the same offsets, each increased by this number of bytes.

@@ -40,9 +40,10 @@ impl Pipeline {
         self.answer(port, &arp::reply(&message, info.mac), cx)
     }
 
-    /// Answers neighbour solicitations for addresses that the dataplane owns. Reports multicast
-    /// listener queries, and other hosts that claim an address of this host, of the dataplane or of
-    /// a service. Returns `None` if the packet is no such query, solicitation or advertisement.
+    /// Answers neighbour solicitations for the addresses of [`Net::answers_arp`]. Reports multicast
+    /// listener queries, and advertisements of other hosts for an address of this host, of the
+    /// dataplane or of a service. Returns `None` if the packet is no such query, solicitation or
+    /// advertisement.
     pub(super) fn neighbour_discovery<N: Net>(
         &mut self,
         port: PortId,

@@ -135,8 +135,8 @@ impl Pipeline {
 const FIRST_TTLS: [u8; 4] = [32, 64, 128, 255];
 
 /// Number of bytes, from the start of the packet, that must be in the first fragment for
-/// translation: up to the transport header, or up to the ports in the packet that an ICMP error
-/// quotes.
+/// translation: up to the end of the transport header or, in an ICMP error, up to the end of
+/// the quoted packet's IP header, or of its ports (`ports`).
 pub(super) fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
     const PORTS: usize = 4;
     let l4 = job.packet.l4;

@@ -1,4 +1,4 @@
-//! The maximum segment size with which a TCP connection is opened (RFC 9293 section 3.7.1).
+//! Lowers the maximum segment size in a TCP SYN (RFC 9293 section 3.7.1).
 
 use lvs_core::Protocol;
 

@@ -52,7 +52,7 @@ const GRE_CHECKSUM: u16 = 0x8000;
 /// First and last source port of GUE, as in the default of `net.ipv4.ip_local_port_range`.
 const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 
-/// The fields of outer headers that do not depend only on the inner packet.
+/// The fields of outer headers that the caller chooses; the others follow from the inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outer {
     /// The director's source address on the route to the server.

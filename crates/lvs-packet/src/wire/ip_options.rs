@@ -281,7 +281,8 @@ mod tests {
                 let options = [kind, 7, pointer, 10, 1, 0, 11];
                 assert_eq!(
                     read(&packet(&options), |_| false),
-                    Err(Refused::SourceRoute)
+                    Err(Refused::SourceRoute),
+                    "{options:?}"
                 );
             }
         }

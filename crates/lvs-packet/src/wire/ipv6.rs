@@ -242,8 +242,9 @@ pub fn walk(ip: &[u8]) -> Option<Chain> {
     None
 }
 
-/// Position of the byte that names the first extension header or protocol that a host without IPsec
-/// does not support.
+/// Position of the byte that names the first header other than a routing header, destination
+/// options, or hop-by-hop options directly after the fixed header. A host without IPsec that does
+/// not support this header reports the position.
 pub fn unknown_at(ip: &[u8]) -> usize {
     let mut named_at = field::NEXT_HEADER;
     let mut at = HEADER_LEN;

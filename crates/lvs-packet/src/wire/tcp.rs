@@ -43,8 +43,8 @@ pub fn header_len(tcp: &[u8]) -> usize {
         .map_or(0, |b| usize::from(b >> 4) * 4)
 }
 
-/// Writes the reset that answers `packet` into `frame`. `packet` is an IP packet with at least 20
-/// bytes of TCP at `l4`. `false` if the frame has too little room.
+/// Writes the reset that answers the IP packet `packet`, with TCP at `l4`, into `frame`. `false` if
+/// the packet has less than 20 bytes of TCP, or the frame has too little room.
 pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
     let Some(tcp) = packet.get(l4..).filter(|tcp| tcp.len() >= HEADER_LEN) else {
         return false;
@@ -78,7 +78,8 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
 }
 
 /// Writes a reset that the director sends on its own, or a probe for the sequence numbers of a
-/// reset ([`Reset::asks`]). `false` if the frame has too little room.
+/// reset ([`Reset::asks`]). `false` if the addresses have different IP versions, or the frame has
+/// too little room.
 pub fn own_reset(frame: &mut Frame, reset: &Reset) -> bool {
     let (src, dst) = (reset.tuple.src, reset.tuple.dst);
     let mut header = TcpHeader::new(src.port(), dst.port(), reset.seq, 0);

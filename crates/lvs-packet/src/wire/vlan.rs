@@ -153,7 +153,11 @@ mod tests {
         for (outer, inner) in [(TAG, TAG), (TAG, SERVICE_TAG), (SERVICE_TAG, TAG)] {
             let mut nested = frame();
             assert!(insert(&mut nested, inner, 0) && insert(&mut nested, outer, 0xe000));
-            assert_eq!(take_priority_tag(&mut nested), Priority::Nested);
+            assert_eq!(
+                take_priority_tag(&mut nested),
+                Priority::Nested,
+                "{outer:#x} {inner:#x}"
+            );
         }
         assert_eq!(take_priority_tag(&mut frame()), Priority::None);
     }

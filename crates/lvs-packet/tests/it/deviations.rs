@@ -464,7 +464,7 @@ fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
 /// dataplane sends such an error once for each path, and then reports the path MTU to the clients
 /// of all services.
 #[test]
-fn tunnel_icmp_errors_report_route_mtu_until_packet_uses_path_mtu_for_all_services() {
+fn tunnel_icmp_errors_report_route_mtu_until_packet_of_any_service_uses_path_mtu() {
     let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());
     let key = ServiceKey::Address {
         protocol: Protocol::UDP,

@@ -290,7 +290,7 @@ fn resets_of_removed_server_have_numbers_expected_by_client_and_server() {
             },
         ];
         assert_eq!(seen, expected, "{method:?}, IPv6: {six}");
-        assert_eq!(bench.pipeline.counters.resets_sent, 2);
+        assert_eq!(bench.pipeline.counters.resets_sent, 2, "{method:?}");
     }
 }
 
@@ -317,13 +317,14 @@ fn client_of_offloaded_connection_of_removed_server_is_probed_and_then_reset() {
         assert!(bench.decide.shard.publish(conn, 1, None));
         let asked = bench.take_down();
         let seen = bench.read(&asked[0]);
-        assert_eq!((seen.asks, seen.to), (true, bench.client));
+        assert_eq!((seen.asks, seen.to), (true, bench.client), "{method:?}");
         let frames = bench.send(bench.by_client("A", 1301, 5777));
         let [frame] = &frames[..] else {
             panic!("{method:?}: {} frames were sent instead of 1", frames.len());
         };
         let seen = bench.read(frame);
-        assert_eq!((seen.asks, seen.to, seen.seq), (false, bench.client, 5777));
+        let reset = (seen.asks, seen.to, seen.seq);
+        assert_eq!(reset, (false, bench.client, 5777), "{method:?}");
         assert_eq!(bench.decide.shard.take_late_resets().len(), 1);
     }
 }
@@ -372,8 +373,9 @@ fn removed_server_causes_no_reset_with_policy_kernel_or_drop() {
     for on_server_down in [OnServerDown::Kernel, OnServerDown::Drop] {
         let mut bench = Bench::new(Forwarding::Nat, false, on_server_down);
         bench.establish();
-        assert!(bench.take_down().is_empty());
-        assert!(bench.send(bench.by_client("A", 1301, 5301)).is_empty());
+        assert!(bench.take_down().is_empty(), "{on_server_down:?}");
+        let sent = bench.send(bench.by_client("A", 1301, 5301));
+        assert!(sent.is_empty(), "{on_server_down:?}");
         assert_eq!(bench.pipeline.counters.resets_sent, 0);
     }
 }

@@ -51,7 +51,8 @@ impl Ring {
     }
 }
 
-/// A sent frame: its port, its bytes, and whether it is still in the slot in which it was received.
+/// Sent frames: for each, the port, the bytes, and whether it is still in the slot in which it was
+/// received.
 type Sent = Vec<(PortId, Vec<u8>, bool)>;
 
 fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
@@ -133,8 +134,9 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Every kind of frame, with every forwarding method, with and without headroom. The sent packets
-/// equal those for frames in the pipeline's own memory, and the backend gets all slots back.
+/// Frames with different fates, with NAT, direct routing and tunnels, with and without headroom.
+/// The sent packets equal those for frames in the pipeline's own memory, and the backend gets all
+/// slots back.
 #[test]
 fn borrowed_and_own_frames_send_same_packets_and_all_slots_are_returned() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
@@ -169,10 +171,12 @@ fn borrowed_and_own_frames_send_same_packets_and_all_slots_are_returned() {
                 }
                 let (lent, own) = (&lent.pipeline.counters, &own.pipeline.counters);
                 let copied = headroom == 0 && method == Forwarding::Tunnel;
-                assert_eq!((lent.copied > 0, own.copied), (copied, 0));
+                let here = format!("{method:?}, {headroom} in front, {offloading}");
+                assert_eq!((lent.copied > 0, own.copied), (copied, 0), "{here}");
                 assert_eq!(
                     (lent.accounted(), lent.emitted),
-                    (own.accounted(), own.emitted)
+                    (own.accounted(), own.emitted),
+                    "{here}"
                 );
             }
         }

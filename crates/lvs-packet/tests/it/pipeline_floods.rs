@@ -208,11 +208,11 @@ fn tiny_fragments_are_sent_in_portions_without_large_buffers() {
         assert_eq!(all, 15 * 1024, "{method:?}");
         assert!(
             most <= 2 * 1024,
-            "{most} of {all} fragments are in memory at the same time"
+            "{method:?}: {most} of {all} fragments are in memory at the same time"
         );
         assert!(
             bytes < 1 << 20,
-            "{bytes} bytes are in memory at the same time"
+            "{method:?}: {bytes} bytes are in memory at the same time"
         );
         assert_eq!(lab.pipeline.common().reassembler.memory(), 0);
     }

@@ -373,7 +373,7 @@ fn repeated_ftp_reply_is_rewritten_again() {
 /// The kernel sends a neighbour request for a foreign address on the real server's link, although
 /// no host there uses it.
 #[test]
-fn ftp_data_connection_to_unknown_address_is_routed_by_host() {
+fn ftp_data_connection_to_foreign_address_uses_route_to_this_address() {
     let mut talk = Talk::four(Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(PSH | ACK, b"227 (203,0,113,5,156,65)\r\n");

@@ -202,7 +202,7 @@ fn full_nat_translates_requests_and_replies_of_both_families_and_protocols() {
 }
 
 #[test]
-fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
+fn full_nat_translates_icmp_errors_of_server_and_client_and_their_quoted_packets() {
     for six in [0, 1] {
         let mut bed = Bed::new(true);
         let (client, vip, server) = (

@@ -220,7 +220,8 @@ fn unreachable_server_is_reported_to_client() {
         let sent = fail(&mut lab, SERVERS, SERVER.into());
         assert_eq!(sent.len(), 1, "{method:?}");
         let (src, dst, kind, code, quoted) = error(&sent[0].1);
-        assert_eq!((src, dst, kind, code), (from.into(), CLIENT.into(), 3, 1));
+        let expected = (from.into(), CLIENT.into(), 3, 1);
+        assert_eq!((src, dst, kind, code), expected, "{method:?}");
         // The error quotes the client's packet with a TTL that is lower by one; the inner checksum
         // is not compared.
         let mut expected = ip.clone();
@@ -242,7 +243,7 @@ fn unreachable_server_is_reported_to_ipv6_client() {
         let server: IpAddr = "fd00:1::11".parse().expect("the address is valid");
         let sent = fail(&mut lab, SERVERS, server);
         let (_, dst, kind, code, quoted) = error(&sent[0].1);
-        assert_eq!((dst, kind, code), (CLIENT6.into(), 1, 3));
+        assert_eq!((dst, kind, code), (CLIENT6.into(), 1, 3), "{method:?}");
         assert_eq!(ip_dst(&quoted), IpAddr::V6(virt));
         assert_eq!(
             be16(&quoted, 42),
@@ -317,7 +318,7 @@ fn echo_requests_above_limit_or_with_echo_off_are_dropped() {
         assert_eq!(
             again,
             usize::from(answered > 0),
-            "the number of replies a second later is wrong"
+            "{settings:?}: the number of replies a second later is wrong"
         );
     }
 }
@@ -441,7 +442,7 @@ fn repeated_syn_requests_confirmation_of_neighbour() {
 }
 
 #[test]
-fn mld_query_is_reported_to_caller_once() {
+fn mld_query_is_reported_to_caller_and_not_answered_by_pipeline() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let group: Ipv6Addr = "ff02::1:ff00:80".parse().expect("the address is valid");

@@ -1,6 +1,6 @@
-//! IPv6 frames with fixed verdicts. The recordings show the kernel's behaviour; these tests cover
-//! other cases: addresses that the dataplane owns, super-packets, tunnels with different IP
-//! versions inside and outside, and invalid input.
+//! IPv6 frames with fixed verdicts, for cases that no recording of the kernel's packets contains:
+//! addresses that the dataplane owns, super-packets, tunnels with different IP versions inside and
+//! outside, and invalid input.
 
 use std::net::{IpAddr, Ipv6Addr};
 
