@@ -225,8 +225,8 @@ struct Restart {
     #[arg(long, hide = true, value_name = "NAME")]
     hold: Option<String>,
 
-    /// Remove the state that a killed dataplane has left in the kernel (its connections are
-    /// closed), and exit.
+    /// Remove the state that a killed dataplane has left in the kernel or in its state keeper (its
+    /// connections are closed), and exit.
     #[arg(long)]
     cleanup: bool,
 }

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_time_counts_computation_only() {
+    fn thread_time_increases_with_computation() {
         let began = thread_time();
         std::thread::sleep(Duration::from_millis(1));
         let mut sum = 0_u64;

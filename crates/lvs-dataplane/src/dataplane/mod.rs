@@ -15,7 +15,7 @@
 //! threads           mailboxes and queues
 //! kernel_path       the use of the kernel fast path
 //! config
-//! hook capture inbox local_clients network pages peers/hub priority recent fixes
+//! hook capture inbox local_clients network pages hub priority recent fixes
 //! ```
 
 mod calls;

@@ -392,7 +392,7 @@ impl Held {
 /// Runs a state keeper until a dataplane stops it or no dataplane can use its descriptors any more.
 ///
 /// # Errors
-/// The name is in use, or a system call on the socket fails.
+/// The name is in use, or the socket cannot be created or polled.
 pub fn hold(name: &str) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
     listener.set_nonblocking(true)?;
@@ -532,7 +532,7 @@ mod tests {
             before.set(word, value);
             drop(before);
             let after = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
-            assert!(!after.is_successor(), "{word}");
+            assert!(!after.is_successor(), "{word} {value}");
         }
         assert!(StateKeeper::clean_up(&name)?);
         running.join().expect("the keeper ends without a panic")

@@ -203,7 +203,7 @@ pub(super) enum Kind {
     /// From the sender: connections and templates.
     Items = 2,
     /// From the sender: a serial number of 8 bytes, the digest of all connections as of the
-    /// preceding frames, and the digests of the sender's services.
+    /// preceding frames, and, if both peers support this, the digests of the sender's services.
     Digest = 3,
     /// From the sender: the full sync is complete.
     Whole = 4,

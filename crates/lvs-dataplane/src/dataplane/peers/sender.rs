@@ -105,7 +105,10 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
             peers.count_ended(&error);
             warn!("replication to peer {} has ended: {error}", peer.address);
         }
-        None => info!("peer {} has closed the replication session", peer.address),
+        None => info!(
+            "replication to peer {} has ended: the thread that reads from the peer could not be started, or has panicked",
+            peer.address
+        ),
     }
 }
 

@@ -243,7 +243,7 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
             (1, 0),
         ),
     ];
-    for (make, expected) in cases {
+    for (case, (make, expected)) in cases.into_iter().enumerate() {
         let mut it = listens();
         let bytes = make(&mut it.asked);
         it.stream.write_all(&bytes).expect("the bytes are sent");
@@ -256,7 +256,7 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
         let mut rest = Vec::new();
         let _ = it.stream.read_to_end(&mut rest);
         it.sender.join().expect("the sender ends without a panic");
-        assert_eq!(counted(&it.peers), expected);
+        assert_eq!(counted(&it.peers), expected, "case {case}");
     }
 }
 
@@ -338,7 +338,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         // A repeated frame.
         (&|replicated| repeated(&keys(replicated)), (1, 0)),
     ];
-    for (make, expected) in cases {
+    for (case, (make, expected)) in cases.into_iter().enumerate() {
         let (socket, address) = listener();
         let peers = peers(address);
         let all = peers.clone();
@@ -373,7 +373,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         drop(socket);
         peers.end();
         receiving.join().expect("the receiver ends without a panic");
-        assert_eq!(counted(&peers), expected);
+        assert_eq!(counted(&peers), expected, "case {case}");
     }
 }
 
@@ -511,7 +511,10 @@ fn more_than_8_peers_are_refused() {
         };
         let output = Peers::start(&config, &parts.0, &parts.1)
             .expect_err("replication started without a key");
-        assert!(output.contains(words), "{output}");
+        assert!(
+            output.contains(words),
+            "{count} peers: no {words:?} in {output}"
+        );
     }
 }
 
@@ -637,6 +640,7 @@ fn run_until(
 #[test]
 fn connections_are_replicated_between_directors_with_any_numbers_of_workers() {
     for counts in [[1, 1], [1, 2], [2, 1], [3, 2]] {
+        println!("numbers of workers: {counts:?}");
         replicate(counts);
     }
 }
