@@ -126,8 +126,9 @@ pub fn dataplane(places: &Places) -> Confinement {
 }
 
 /// Restricts this thread and threads that it starts later: they cannot execute files, and can write
-/// only to the directory of the control socket (if it does not exist, to the nearest directory
-/// above it) and to some of the kernel's directories. They can use TCP only if `places.tcp` is true.
+/// only to the directory of the control socket and to some of the kernel's directories. If the
+/// directory of the socket does not exist, they can write to the nearest existing directory above
+/// it. They can use TCP only if `places.tcp` is true.
 fn landlock(places: &Places) -> Result<(), String> {
     use landlock::{
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
