@@ -176,7 +176,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         }
         FrameDrop::IpOptions | FrameDrop::SourceRoute => MALFORMED,
         FrameDrop::EchoOff | FrameDrop::EchoLimit => {
-            "The option --echo of lvs-dataplane limits how often hosts may ping its virtual addresses. To answer more echo requests, raise it."
+            "The option --echo of lvs-dataplane limits how often hosts may ping its virtual addresses. To answer more echo requests, set a larger number."
         }
         FrameDrop::Loop => {
             "A server has an address that this host routes to the dataplane: correct the server's address, or the route."

@@ -227,8 +227,7 @@ mod tests {
 
     /// The scheduling policy of the calling thread from /proc: 1 is SCHED_FIFO.
     fn policy() -> String {
-        let stat =
-            std::fs::read_to_string("/proc/thread-self/stat").expect("every thread has a name");
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("/proc is mounted");
         let fields = stat.rsplit(')').next().unwrap_or_default();
         // Field 41 of the file; the first two fields end with the name of the program.
         fields.split_whitespace().nth(38).unwrap_or("?").to_owned()

@@ -467,7 +467,7 @@ fn peer_state_reports_seconds_out_of_sync_missing_connections_and_alarm() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
-    let begun = ago(12).expect("the boot time is readable");
+    let begun = ago(12).expect("the host has been running for 12 seconds");
     let stands = || {
         let standing = peer.standing(begun);
         let alarming = standing.is_alarming();
@@ -544,7 +544,7 @@ impl Director {
         let parts = parts(control, workers);
         let mut workers = workers_of(&parts);
         let mut peers = peers_of(Some(&parts), peer);
-        let made = Arc::get_mut(&mut peers).expect("no other peer uses the address");
+        let made = Arc::get_mut(&mut peers).expect("there is no other reference");
         (made.identity, made.keys) = ([identity; 16], [identity.into(), 7]);
         made.hub = parts.1.hub.clone();
         for worker in &mut workers {

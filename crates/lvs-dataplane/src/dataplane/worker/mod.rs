@@ -48,8 +48,8 @@ use lvs_sys::{Poller, TablePages};
 const BATCHES_PER_TURN: usize = 4;
 /// Number of connections that are checked for expiry between two batches.
 const EXPIRY_BUDGET: usize = 1024;
-/// Number of connections that are checked between two batches after a server went down. At most a
-/// sixteenth of them are reset.
+/// Number of slots that are examined between two batches after a server went down. At most a
+/// sixteenth of as many connections are closed.
 const DOWN_BUDGET: usize = 4096;
 /// Interval between two checks of connections after a server went down.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
