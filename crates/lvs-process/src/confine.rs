@@ -100,7 +100,7 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
 /// Access that the sandboxed dataplane still needs.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// The path of its control socket, if it has one.
+    /// The path of the control socket; `None` for an abstract name.
     pub socket: Option<PathBuf>,
     /// Whether the dataplane may open TCP connections: to its peers, or to DNS servers if a file of
     /// rules contains host names.

@@ -1,4 +1,5 @@
-//! The dataplane: a director between the packets of this host's interfaces and a control socket.
+//! The dataplane: it forwards the packets of this host's interfaces as the director decides, and
+//! answers calls on a control socket.
 //!
 //! Each file imports files of lower rows only:
 //!

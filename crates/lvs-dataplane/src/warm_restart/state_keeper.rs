@@ -111,8 +111,8 @@ impl StateKeeper {
         })
     }
 
-    /// Replaces the memory by a new one, which the state keeper does not have yet. Returns the old
-    /// one.
+    /// Replaces the memory by new memory, which the state keeper does not have yet. Returns the old
+    /// memory.
     pub(super) fn take_other_memory(&mut self) -> io::Result<File> {
         let own = memory_file()?;
         Ok(mem::replace(&mut self.memory, locked(own.as_fd())?))

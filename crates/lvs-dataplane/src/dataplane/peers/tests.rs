@@ -51,7 +51,7 @@ pub(super) fn parts(control: Control, workers: usize) -> Parts {
     (context, Arc::new(threads))
 }
 
-/// A dataplane with one peer. Its packet worker has exited.
+/// A dataplane with one peer. The packet worker of the dataplane has exited.
 fn peers(address: SocketAddr) -> Arc<Peers> {
     peers_of(None, address)
 }
@@ -636,7 +636,7 @@ fn run_until(
 }
 
 /// Directors with different numbers of packet workers replicate to each other: a full sync,
-/// updates, a take-over of one connection, and of all connections when a director stops.
+/// updates, a take-over of some connections, and of all connections when a director stops.
 #[test]
 fn connections_are_replicated_between_directors_with_any_numbers_of_workers() {
     for counts in [[1, 1], [1, 2], [2, 1], [3, 2]] {

@@ -518,8 +518,8 @@ impl Worker {
 
     // --- several workers -------------------------------------------------------------------------
 
-    /// Passes copies of the frames that belong to other workers to these workers. The other ones of
-    /// the `count` received frames stay in the batch.
+    /// Passes copies of the frames that belong to other workers to these workers. The remaining
+    /// frames stay in the batch. `count` is the number of received frames.
     fn hand_over(&mut self, port: PortId, count: usize) {
         if self.pipeline.share.is_none() {
             return;
