@@ -256,7 +256,7 @@ impl fmt::Display for FrameError {
                 f.write_str("the peer has closed the connection")
             }
             Self::Io(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                f.write_str("the peer has sent nothing for too long")
+                f.write_str("the peer has sent nothing, or has read nothing, for too long")
             }
             Self::Io(error) => error.fmt(f),
             Self::TooLong => f.write_str("the peer sent a frame above the maximum length"),
