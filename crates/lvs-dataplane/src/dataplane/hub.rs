@@ -363,7 +363,10 @@ mod tests {
                 let theirs = seen.iter().filter(|number| owned.contains(number));
                 theirs.eq(owned)
             };
-            assert!(digests == 2 && owned.iter().all(|owned| in_order(owned)));
+            assert!(
+                digests == 2 && owned.iter().all(|owned| in_order(owned)),
+                "{order:?}: {digests} digests"
+            );
             assert_eq!(outgoing.waiting(), 0);
         }
     }

@@ -111,7 +111,7 @@ pub(super) struct TakenView {
 }
 
 impl TakenView {
-    /// Replaces the snapshot, and empties the cache if the new snapshot has other routes.
+    /// Replaces the snapshot, and empties the cache if the new snapshot has other tables.
     pub(super) fn take(&mut self, view: Arc<View>) {
         if !Arc::ptr_eq(&self.view.tables, &view.tables) {
             // Generation 0 means "never".

@@ -191,6 +191,9 @@ fn bpf_programs_search_only_region_of_worker_selected_by_steering() {
                 );
             }
         }
-        assert!(owned.iter().all(|&count| count >= 5), "{owned:?}");
+        assert!(
+            owned.iter().all(|&count| count >= 5),
+            "by address {by_address}: {owned:?}"
+        );
     }
 }
