@@ -133,9 +133,9 @@ pub enum UseKernel {
     /// No
     #[default]
     Off,
-    /// As `Auto`, but a warm restart has priority: if the kernel fast path cannot store the
-    /// connections, or a state keeper has them, it is not used. `lvsadm doctor` reports no problem
-    /// if it is not used.
+    /// As `Auto`, but a warm restart has priority: the kernel fast path is not used if it cannot
+    /// store the connections, or if a state keeper has them. If the kernel fast path is not used,
+    /// `lvsadm doctor` reports no problem.
     #[value(skip)]
     Try,
     /// Yes, if the kernel permits it and a quarter of the free memory is enough; otherwise the log

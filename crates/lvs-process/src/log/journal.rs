@@ -39,8 +39,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Creates a sender to the socket at `path`, to which this process can connect. `identifier` is
-    /// this program's name in the records.
+    /// Creates a sender to the socket at `path`; fails if this process cannot connect to the socket.
+    /// `identifier` is this program's name in the records.
     pub(super) fn at(path: &Path, identifier: String) -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
         // The socket may be missing, or may refuse this process.
