@@ -39,7 +39,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Creates a sender to the socket at `path`; fails if this process cannot connect to the socket.
+    /// Creates a sender to the socket at `path`; fails if this process cannot connect to it.
     /// `identifier` is this program's name in the records.
     pub(super) fn at(path: &Path, identifier: String) -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
