@@ -157,9 +157,9 @@ struct KernelPath {
 
     /// Interface on which the kernel fast path runs before the kernel allocates a socket buffer
     /// (XDP), for floods; can be repeated. Its driver must have native XDP, and no frames with VLAN
-    /// tags may arrive there. auto: each interface whose driver has native XDP, and that loses
-    /// neither merged packets (GRO, LRO) nor VLAN tags by it; `lvsadm doctor` shows the reason for
-    /// each other interface.
+    /// tags may arrive there. auto: each interface whose driver has native XDP, and on which XDP
+    /// prevents neither merged packets (GRO, LRO) nor VLAN tags; `lvsadm doctor` shows the reason
+    /// for each other interface.
     #[arg(long, value_name = "NAME|auto")]
     xdp: Vec<String>,
 
@@ -225,8 +225,8 @@ struct Restart {
     #[arg(long, hide = true, value_name = "NAME")]
     hold: Option<String>,
 
-    /// Remove the state that a killed dataplane has left in the kernel (its connections are
-    /// closed), and exit.
+    /// Remove the state that a killed dataplane has left in the kernel or in its state keeper (its
+    /// connections are closed), and exit.
     #[arg(long)]
     cleanup: bool,
 }

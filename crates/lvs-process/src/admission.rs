@@ -1,5 +1,5 @@
-//! Limits for clients of a Unix socket: read-only clients cannot lock out writers or each other,
-//! and cannot cause unbounded work.
+//! Limits for clients of a Unix socket: read-only clients cannot lock out writers, one read-only
+//! user cannot lock out the others, and read-only clients cannot cause unbounded work.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -100,7 +100,7 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
 /// Access that the sandboxed dataplane still needs.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// The path of its control socket, if it has one.
+    /// The path of the control socket; `None` for an abstract name.
     pub socket: Option<PathBuf>,
     /// Whether the dataplane may open TCP connections: to its peers, or to DNS servers if a file of
     /// rules contains host names.
@@ -126,8 +126,9 @@ pub fn dataplane(places: &Places) -> Confinement {
 }
 
 /// Restricts this thread and threads that it starts later: they cannot execute files, and can write
-/// only to the directory of the control socket and to some of the kernel's directories. They can
-/// use TCP only if `places.tcp` is true.
+/// only to the directory of the control socket and to some of the kernel's directories. If the
+/// directory of the socket does not exist, they can write to the nearest existing directory above
+/// it. They can use TCP only if `places.tcp` is true.
 fn landlock(places: &Places) -> Result<(), String> {
     use landlock::{
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,

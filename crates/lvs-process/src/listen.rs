@@ -30,7 +30,7 @@ pub enum BindError {
     },
     /// Another process, which is not a dataplane, uses the abstract name.
     #[error(
-        "user {uid}{} uses the name {address} and is not a dataplane: stop that process, use a path for this dataplane (--socket /run/...), or let it use {directory}",
+        "user {uid}{} uses the name {address} and is not a dataplane: stop that process, use a path for this dataplane (--socket /run/...), or permit this dataplane to use {directory}",
         of_pid(.pid),
         directory = place::DIRECTORY
     )]

@@ -20,7 +20,8 @@ impl Notify {
         }
     }
 
-    /// Creates a sender to the socket `name`: `@name` or a path.
+    /// Creates a sender to the socket `name`: `@name` or a path. If the name is not a usable
+    /// address, logs this, and the sender does nothing.
     pub fn to(name: &OsStr) -> Self {
         let address = match name.as_bytes() {
             [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),

@@ -127,8 +127,8 @@ impl Server {
         }
     }
 
-    /// Reserves a slot for a connection. Returns it with the reason why the client has no write
-    /// access, if it has none.
+    /// Reserves a slot for a connection. Returns the slot, and for a client without write access
+    /// the reason. The client is refused if it has no access, or no slot is free.
     fn admit(
         &self,
         stream: &UnixStream,

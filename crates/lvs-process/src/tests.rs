@@ -277,7 +277,7 @@ fn padded(request: &str, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn request_longer_than_limit_before_hello_or_of_client_rights_is_refused() {
+fn request_longer_than_limit_for_hello_reader_or_writer_is_refused() {
     let hello = "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}";
     let get = "{\"id\":2,\"method\":\"timeouts.get\"}";
     let reader = Some(Refusal::User);

@@ -1,11 +1,11 @@
-//! The service manager's watchdog (sd_watchdog_enabled(3)), which is reset only while all parts of
-//! the dataplane work.
+//! Resets the service manager's watchdog (sd_watchdog_enabled(3)), only while all parts of the
+//! dataplane work.
 //!
-//! A single thread does not know whether the others work. Therefore this thread makes a request
-//! over the dataplane's own control socket that needs all parts: the socket's threads answer it
-//! with the state of the packet workers and of the keeper. Only an answer resets the watchdog.
-//! While the whole process is stopped, for instance because the machine is suspended, no request
-//! fails; the service manager decides whether this time counts.
+//! A single thread does not know whether the others work. Therefore the thread of the watchdog
+//! makes a request over the dataplane's own control socket that needs all parts: the socket's
+//! threads answer it with the state of the packet workers and of the keeper. Only an answer resets
+//! the watchdog. While the whole process is stopped, for instance because the machine is suspended,
+//! no request fails; the service manager decides whether this time counts.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};

@@ -106,7 +106,8 @@ impl Poller {
     }
 }
 
-/// Waits at most `timeout` until a descriptor is writable; `false` if it is not.
+/// Waits at most `timeout` until a descriptor is writable; `false` if it is not, or if a signal or
+/// an error ends the wait.
 pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     let timeout = Timespec::try_from(timeout).ok();

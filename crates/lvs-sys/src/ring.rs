@@ -74,7 +74,8 @@ impl PacketRing {
     /// receives as before.
     ///
     /// # Errors
-    /// If the kernel has no such rings or no memory, or this process may not map them.
+    /// If the sizes are invalid, the kernel has no such rings or no memory, or this process may not
+    /// map them.
     pub fn new(
         socket: &PacketSocket,
         slots: usize,

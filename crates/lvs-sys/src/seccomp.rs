@@ -28,8 +28,8 @@ const X32: u32 = 0x4000_0000;
 pub(crate) const NUMBER: u32 = 0;
 pub(crate) const ARCH: u32 = 4;
 
-/// Returns the filter program: it refuses `calls`, fewer than 250, with `EPERM`, and treats calls by
-/// foreign conventions as `foreign` says.
+/// Returns the filter program: it refuses `calls`, fewer than 250, with `EPERM`, and permits or
+/// refuses calls by foreign conventions, as `foreign` specifies.
 fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<Op> {
     let refuse = op(
         RETURN,
@@ -65,9 +65,9 @@ fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<Op> {
     all
 }
 
-/// From now on, the kernel refuses `calls` with `EPERM`, and treats calls by foreign conventions as
-/// `foreign` says. This applies to all threads of this process, and to all processes that they
-/// start.
+/// From now on, the kernel refuses `calls` with `EPERM`, and permits or refuses calls by foreign
+/// conventions, as `foreign` specifies. This applies to all threads of this process, and to all
+/// processes that they start.
 pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
     let Some(architecture) = ARCHITECTURE else {
         return Err(io::ErrorKind::Unsupported.into());

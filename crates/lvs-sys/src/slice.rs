@@ -88,7 +88,7 @@ pub fn thread_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// The processors on which the calling thread may run.
+/// The processors on which the calling thread may run; empty if the kernel does not report them.
 pub fn permitted_cpus() -> Vec<usize> {
     let permitted = rustix::thread::sched_getaffinity(None);
     let permitted = permitted.ok();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_time_counts_computation_only() {
+    fn thread_time_increases_with_computation() {
         let began = thread_time();
         std::thread::sleep(Duration::from_millis(1));
         let mut sum = 0_u64;

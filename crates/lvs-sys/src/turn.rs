@@ -140,7 +140,7 @@ mod tests {
     /// If the program does not run, and the frame is really sent, no host accepts it, and no switch
     /// learns a wrong port from it.
     #[test]
-    fn turned_frame_has_swapped_and_marked_addresses() {
+    fn turned_frame_has_swapped_addresses_and_inverted_local_bit() {
         let mut frame = *b"\x02own..\x52theirs";
         turned(&mut frame);
         assert_eq!(&frame, b"\x50their\x02own..s");

@@ -74,8 +74,8 @@ pub struct Config {
     /// Group whose members have read access, in addition to users with write access; `None` for all
     /// users.
     pub readers: Option<u32>,
-    /// Whether the dataplane owns every virtual address that the host does not have: it answers ARP
-    /// or neighbour discovery for it and announces it.
+    /// Whether the dataplane owns every virtual address that the host does not have: the dataplane
+    /// then answers ARP or neighbour discovery for the address, and announces it.
     pub own_vips: bool,
     /// Source addresses of full NAT towards servers. The dataplane answers ARP or neighbour
     /// discovery for an address that the host does not have.
@@ -109,7 +109,7 @@ pub struct Config {
     pub peers: Option<PeersConfig>,
     /// The schedulers that services can use.
     pub schedulers: Registry,
-    /// A hook that receives packets before the director.
+    /// A hook that receives packets before the director decides. It requires one packet worker.
     pub hook: Option<Box<dyn PacketHook>>,
 }
 
@@ -133,7 +133,9 @@ pub enum UseKernel {
     /// No
     #[default]
     Off,
-    /// As `Auto`, but `lvsadm doctor` reports no problem if the kernel fast path is not available.
+    /// As `Auto`, but a warm restart has priority: the kernel fast path is not used if it cannot
+    /// store the connections, or if a state keeper has them. If the kernel fast path is not used,
+    /// `lvsadm doctor` reports no problem.
     #[value(skip)]
     Try,
     /// Yes, if the kernel permits it and a quarter of the free memory is enough; otherwise the log
@@ -236,7 +238,7 @@ pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> 
             continue;
         } else {
             format!(
-                "{name:?}: no interface can have that name: a name has 1 to 15 bytes, without /, : and whitespace"
+                "{name:?}: no interface can have that name: a name has 1 to 15 bytes, without /, :, whitespace and control characters, and is neither . nor .."
             )
         };
         return Err(StartError::Interface(error));

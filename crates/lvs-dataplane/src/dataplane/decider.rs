@@ -181,9 +181,10 @@ impl Decider {
         Some(self.marks[taken].action)
     }
 
-    /// Lists connections of this worker's shard. `starts` contains the first slot for each shard;
-    /// `budget` limits the number of slots. Returns the number of the shard, the connections, and
-    /// the slot at which the next call continues (`None` at the end of the table).
+    /// Lists connections of this worker's shard. `starts` contains the first slot for each shard,
+    /// or `None` if the shard is complete; a shard without an entry begins at slot 0. `budget`
+    /// limits the number of slots. Returns the number of the shard, the connections, and the slot
+    /// at which the next call continues (`None` at the end of the table).
     pub(super) fn connections(
         &self,
         starts: &[Option<usize>],

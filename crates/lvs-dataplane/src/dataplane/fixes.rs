@@ -176,7 +176,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         }
         FrameDrop::IpOptions | FrameDrop::SourceRoute => MALFORMED,
         FrameDrop::EchoOff | FrameDrop::EchoLimit => {
-            "The option --echo of lvs-dataplane limits how often hosts may ping its virtual addresses. To answer more echo requests, raise it."
+            "The option --echo of lvs-dataplane limits how often hosts may ping its virtual addresses. To answer more echo requests, set a larger number."
         }
         FrameDrop::Loop => {
             "A server has an address that this host routes to the dataplane: correct the server's address, or the route."
@@ -270,7 +270,7 @@ pub(super) const EVICTED_IDLE: [&str; 3] = [
 ];
 pub(super) const EVICTED_TEMPLATE: [&str; 3] = [
     "evicted_template",
-    "Persistence templates without a connection that were evicted for new ones at the maximum number: their clients may be sent to another server.",
+    "Persistence templates without a connection that were evicted for new ones when the maximum number was reached: their clients may be sent to another server.",
     EVICTED,
 ];
 pub(super) const NO_NEIGHBOUR: [&str; 3] = [
@@ -280,7 +280,7 @@ pub(super) const NO_NEIGHBOUR: [&str; 3] = [
 ];
 pub(super) const KEEPER_BUSY: [&str; 3] = [
     "keeper_busy",
-    "Requests of packet workers that were dropped because the queue of the keeper was full: neighbours to be resolved, connections of this host.",
+    "Requests of packet workers (neighbours to be resolved, connections of this host) that were dropped because the queue of the keeper, or the list of this host's connections, was full.",
     "A host scans addresses, or announces them, faster than the dataplane can query the kernel: lvsadm capture dropped -w FILE. The request is repeated with the next packet.",
 ];
 
@@ -308,7 +308,7 @@ pub(super) const SYNC: [[&str; 2]; 8] = [
         "Find the senders to the group: tcpdump -ni NAME udp port 8848. Permit only directors: docs/synchronisation.md.",
     ],
     [
-        "Messages about connections of a master with another syncid.",
+        "Synchronisation messages of a master with another syncid.",
         "No action is required if there are two clusters on this network. Otherwise configure the same --syncid on both.",
     ],
     [

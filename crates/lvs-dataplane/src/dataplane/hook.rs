@@ -15,9 +15,9 @@ pub enum HookAction {
     Drop,
 }
 
-/// A hook that receives packets before the director decides. ICMP errors, malformed packets and
-/// packets that `ignore_tunneled` passes to the host do not reach it. It runs on the packet path:
-/// it must be quick and must not block.
+/// A hook that receives packets before the director decides. Some packets do not reach it, such as
+/// ICMP errors, malformed packets, and packets that `ignore_tunneled` passes to the host. It runs
+/// on the packet path: it must be quick and must not block.
 pub trait PacketHook: Send {
     /// Decides on a packet before the director does.
     fn packet(&mut self, meta: &PacketMeta<'_>) -> HookAction;

@@ -310,7 +310,7 @@ mod tests {
         let count = u32::try_from(numbers.len()).expect("the number is small");
         bytes[7] = sum;
         bytes[8..12].copy_from_slice(&count.to_be_bytes());
-        Digest::parse(&bytes).expect("the items are in order")
+        Digest::parse(&bytes).expect("the digest is valid")
     }
 
     /// The digest describes the items that are queued before it, in whatever order the three
@@ -356,14 +356,17 @@ mod tests {
                         assert_eq!(*digest, digest_of(&seen), "{order:?}");
                         digests += 1;
                     }
-                    Message::Whole => panic!("no digest was begun"),
+                    Message::Whole => panic!("the end of a full sync was queued"),
                 }
             }
             let in_order = |owned: &[u8]| {
                 let theirs = seen.iter().filter(|number| owned.contains(number));
                 theirs.eq(owned)
             };
-            assert!(digests == 2 && owned.iter().all(|owned| in_order(owned)));
+            assert!(
+                digests == 2 && owned.iter().all(|owned| in_order(owned)),
+                "{order:?}: {digests} digests"
+            );
             assert_eq!(outgoing.waiting(), 0);
         }
     }

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_names_setting_that_excludes_kernel_fast_path() {
+    fn fix_names_hook_or_tun_backend_that_excludes_kernel_fast_path() {
         let settings = Settings::default();
         let reason = |hooked, backend| {
             let against = against(hooked, backend, &settings);

@@ -1,4 +1,5 @@
-//! The dataplane: a director between the packets of this host's interfaces and a control socket.
+//! The dataplane: it forwards the packets of this host's interfaces as the director decides, and
+//! answers calls on a control socket.
 //!
 //! Each file imports files of lower rows only:
 //!
@@ -15,7 +16,7 @@
 //! threads           mailboxes and queues
 //! kernel_path       the use of the kernel fast path
 //! config
-//! hook capture inbox local_clients network pages peers/hub priority recent fixes
+//! hook capture inbox local_clients network pages hub priority recent fixes
 //! ```
 
 mod calls;

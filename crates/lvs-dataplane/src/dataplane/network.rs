@@ -111,7 +111,7 @@ pub(super) struct TakenView {
 }
 
 impl TakenView {
-    /// Replaces the snapshot, and empties the cache if the new snapshot has other routes.
+    /// Replaces the snapshot, and empties the cache if the new snapshot has other tables.
     pub(super) fn take(&mut self, view: Arc<View>) {
         if !Arc::ptr_eq(&self.view.tables, &view.tables) {
             // Generation 0 means "never".
@@ -387,7 +387,11 @@ mod tests {
             // The first result may come from the region or the cache entry, the second only from
             // the cache entry.
             let about = network.about(addr);
-            assert_eq!(about.way.is_some(), network.way(addr).way.get().is_some());
+            assert_eq!(
+                about.way.is_some(),
+                network.way(addr).way.get().is_some(),
+                "{addr}"
+            );
             assert_eq!(about, network.about(addr), "{addr}");
             assert_eq!(network.route(addr), tables.route(addr), "{addr}");
             assert_eq!(

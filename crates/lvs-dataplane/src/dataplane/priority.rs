@@ -2,11 +2,11 @@
 //!
 //! Packets must not wait for the computations of other programs. So a worker has real-time
 //! scheduling, if this is configured and the host permits it, while it uses less than half of a
-//! processor. A worker that uses more is demoted, so that a flood does not stop the rest of the
-//! host, until it uses less than a quarter. Demoted workers, and workers without the permission,
-//! have a larger share of the processor than other programs, and shorter slices. A worker checks
-//! its use of the processor between any two batches and jobs: a long round does not delay the
-//! check.
+//! processor. A worker that uses more is demoted until it uses less than a quarter, so that a flood
+//! does not stop the rest of the host. A worker without real-time scheduling has a larger share of
+//! the processor than other programs, and shorter slices, as far as the host permits these. A
+//! worker checks its use of the processor between any two batches and jobs: a long round does not
+//! delay the check.
 
 use std::io;
 use std::time::{Duration, Instant as SystemInstant};
@@ -22,7 +22,7 @@ pub(super) const NICE: i32 = -10;
 const SLICE: Duration = Duration::from_micros(100);
 /// Interval between two decisions about real-time scheduling.
 const PERIOD: Duration = Duration::from_millis(100);
-/// A worker that uses more than 1/`MOST` of a processor is demoted from real-time scheduling.
+/// A worker that uses 1/`MOST` of a processor or more is demoted from real-time scheduling.
 const MOST: u32 = 2;
 /// A demoted worker that uses less than 1/`CALM` of a processor gets real-time scheduling again.
 const CALM: u32 = 4;
@@ -227,8 +227,7 @@ mod tests {
 
     /// The scheduling policy of the calling thread from /proc: 1 is SCHED_FIFO.
     fn policy() -> String {
-        let stat =
-            std::fs::read_to_string("/proc/thread-self/stat").expect("every thread has a name");
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("/proc is mounted");
         let fields = stat.rsplit(')').next().unwrap_or_default();
         // Field 41 of the file; the first two fields end with the name of the program.
         fields.split_whitespace().nth(38).unwrap_or("?").to_owned()

@@ -30,7 +30,8 @@ pub(super) struct Report {
     unresolved: u64,
     /// Number of frames that could not be sent.
     pub(super) unsent: u64,
-    /// Number of requests to the keeper that were dropped because the queue was full.
+    /// Number of requests to the keeper that were dropped because the queue, or the list of local
+    /// clients, was full.
     pub(super) unasked: u64,
     /// Number of synchronisation messages dropped because their queue was full.
     pub(super) unsynced: u64,

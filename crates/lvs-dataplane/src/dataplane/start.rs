@@ -190,7 +190,7 @@ impl Dataplane {
         self.server.as_ref().map(server::Handle::address)
     }
 
-    /// A handle to stop the dataplane from another thread.
+    /// Returns a handle to the dataplane, for example to stop it from another thread.
     pub fn handle(&self) -> Arc<Handle> {
         self.handle.clone()
     }

@@ -231,7 +231,8 @@ fn does_not_answer(who: &str) -> Failure {
 /// dropped and counted: packets never wait.
 pub(super) struct Requests {
     queue: SyncSender<Request>,
-    /// Number of requests that were refused because the queue was full.
+    /// Number of requests that were refused because the queue, or the worker's list of local
+    /// clients, was full.
     pub(super) refused: u64,
 }
 

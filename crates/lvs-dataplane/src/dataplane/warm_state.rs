@@ -75,7 +75,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// force.
     fn has_taken_over(&self);
 
-    /// The TUN device that stays for a successor.
+    /// Returns the TUN device of a predecessor, and whether the TUN device of this dataplane stays
+    /// for a successor.
     fn outliving(&self) -> Outliving {
         Outliving::default()
     }

@@ -96,8 +96,8 @@ impl Reader {
         }
     }
 
-    /// Reads the connections from the datagram of `len` bytes in the buffer, and counts the
-    /// datagram. A datagram that is too long, invalid or of another sync ID contains none.
+    /// Returns the connections in the datagram of `len` bytes in the buffer, and counts the
+    /// datagram. Returns none for a datagram that is too long, invalid or of another sync ID.
     fn read(&self, len: usize) -> Vec<Entry> {
         let counts = &*self.counts;
         count(&counts.received, 1);
@@ -122,7 +122,8 @@ impl Reader {
         }
     }
 
-    /// Passes connections to the packet workers, as soon as they have handled earlier portions.
+    /// Passes connections to the packet workers in portions, each as soon as the limiter has a free
+    /// slot. Drops the remaining connections if `stop` is set during the wait.
     fn deliver(&self, entries: Vec<Entry>, director: &dyn Director, stop: &Stop) {
         let mut entries = entries.into_iter();
         loop {

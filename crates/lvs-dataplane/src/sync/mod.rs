@@ -82,8 +82,8 @@ impl Stop {
     }
 }
 
-/// A daemon with open sockets, whose thread waits for the start. Dropping it ends the thread before
-/// it sends a message.
+/// A daemon with open sockets, whose thread waits for the start. If this value is dropped, the
+/// thread ends without sending a message.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     running: Running,

@@ -72,7 +72,8 @@ impl Area<'_> {
         }
     }
 
-    /// Adds the counters of the predecessor's servers to those of this dataplane. Omits servers
+    /// Adds the counters of the predecessor's servers to those of this dataplane, with the packets
+    /// and bytes that the BPF programs have counted since the counters were stored. Omits servers
     /// that this dataplane does not have. `elsewhere` contains for each record the packets and
     /// bytes that the BPF programs have counted so far.
     pub(crate) fn take_counts(

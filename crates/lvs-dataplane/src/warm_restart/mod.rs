@@ -170,8 +170,8 @@ pub struct WarmRestart {
 }
 
 impl WarmRestart {
-    /// Takes over the state of a predecessor, if this version can read it and the kill was not too
-    /// long ago. Otherwise starts without state and logs the reason. `tables` is the number of
+    /// Takes over the state of a predecessor. Starts without state if there is none, or, with a
+    /// warning that contains the reason, if it is not usable or too old. `tables` is the number of
     /// connection tables with this layout.
     ///
     /// # Errors
@@ -354,7 +354,7 @@ fn is_worth_waiting(base: u64, alive: u64) -> bool {
     lvs_sys::monotonic().wrapping_sub(base) < alive
 }
 
-/// Maps the state of a predecessor, or returns the reason why this version cannot use it.
+/// Maps the state of a predecessor, or returns the reason why this dataplane cannot use it.
 fn found(state_keeper: &StateKeeper) -> Result<Mapped, String> {
     let head = SharedArray::of_file(state_keeper.memory(), 0, head::WORDS);
     let head = head.map_err(|error| error.to_string())?;

@@ -111,8 +111,8 @@ impl StateKeeper {
         })
     }
 
-    /// Replaces the memory by a new one, which the state keeper does not have yet. Returns the old
-    /// one.
+    /// Replaces the memory by new memory, which the state keeper does not have yet. Returns the old
+    /// memory.
     pub(super) fn take_other_memory(&mut self) -> io::Result<File> {
         let own = memory_file()?;
         Ok(mem::replace(&mut self.memory, locked(own.as_fd())?))
@@ -392,7 +392,7 @@ impl Held {
 /// Runs a state keeper until a dataplane stops it or no dataplane can use its descriptors any more.
 ///
 /// # Errors
-/// The name is in use, or a system call on the socket fails.
+/// The name is in use, or the socket cannot be created or polled.
 pub fn hold(name: &str) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
     listener.set_nonblocking(true)?;
@@ -532,7 +532,7 @@ mod tests {
             before.set(word, value);
             drop(before);
             let after = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
-            assert!(!after.is_successor(), "{word}");
+            assert!(!after.is_successor(), "{word} {value}");
         }
         assert!(StateKeeper::clean_up(&name)?);
         running.join().expect("the keeper ends without a panic")
@@ -552,9 +552,9 @@ mod tests {
         running.join().expect("the keeper ends without a panic")
     }
 
-    /// A dataplane that starts while its predecessor's state keeper is exiting gets a new one.
+    /// A dataplane may start while the state keeper of its predecessor is exiting.
     #[test]
-    fn closed_connection_to_state_keeper_is_opened_again() -> io::Result<()> {
+    fn request_is_repeated_after_exiting_state_keeper_closes_connection() -> io::Result<()> {
         let name = format!("lvs-state:test-hangs-up-{}", std::process::id());
         let ending = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
         let holding = name.clone();
@@ -584,7 +584,7 @@ mod tests {
 
     /// Any local process can listen on a free name and let clients wait.
     #[test]
-    fn foreign_process_with_socket_of_state_keeper_causes_timeout_error() -> io::Result<()> {
+    fn unresponsive_process_with_name_of_state_keeper_causes_timeout_error() -> io::Result<()> {
         let name = format!("test-deaf-{}", std::process::id());
         let full = format!("lvs-state:{name}");
         let address = SocketAddr::from_abstract_name(full.as_bytes())?;

@@ -159,7 +159,10 @@ fn log_lines_have_journal_priority_only_if_environment_names_log_file() {
         .answers_and_ends();
         let text = fs::read_to_string(&path).expect("the text can be read");
         let ready = text.lines().find(|line| line.contains(" ready at "));
-        assert!(ready.is_some_and(|line| line.starts_with(prefix)), "{text}");
+        assert!(
+            ready.is_some_and(|line| line.starts_with(prefix)),
+            "no line `ready at` begins with {prefix:?}: {text}"
+        );
     }
     fs::remove_file(&path).expect("the file can be removed");
 }

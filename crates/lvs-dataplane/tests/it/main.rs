@@ -3,7 +3,7 @@
 mod log;
 mod watchdog;
 
-/// The program as root of a user namespace, in a network namespace without interfaces.
+/// The program as root of a user namespace, in a network namespace that has only `lo`.
 fn dataplane() -> std::process::Command {
     let mut command = std::process::Command::new("unshare");
     command

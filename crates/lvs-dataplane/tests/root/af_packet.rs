@@ -422,7 +422,7 @@ fn long_frames_are_queued_up_to_socket_limit_and_further_frames_are_counted_as_d
     let bytes = came * LEN;
     assert!(
         (8 << 20..=32 << 20).contains(&bytes),
-        "the ring holds {came} frames: not between 8 and 32 MiB"
+        "the socket has queued {came} frames: not between 8 and 32 MiB"
     );
     for number in 0..20 {
         assert_eq!(sender.send(&mut [numbered(number, 9000)]), 0);
@@ -633,7 +633,7 @@ fn syn_is_received_after_all_earlier_packets() {
                 let missing = before.iter().rposition(|came| !came);
                 assert_eq!(
                     missing, None,
-                    "the SYN before packet {number} arrived later than this packet"
+                    "the SYN {number} was received before an earlier packet"
                 );
             }
         }

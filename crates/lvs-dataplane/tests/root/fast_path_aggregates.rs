@@ -75,7 +75,7 @@ fn published(method: Forwarding) -> (FastPath, Director) {
         opened = Some(kernel);
         memory
     });
-    let kernel = match opened.expect("the capture was requested") {
+    let kernel = match opened.expect("the director has requested its memory") {
         Ok(kernel) => kernel,
         Err(error @ FastPathError::Permission(_)) => {
             assert!(!lvs_sys::is_root_of_all(), "{error}");
@@ -144,7 +144,9 @@ fn udp_super_packets_are_forwarded_whole_or_passed_unchanged_to_dataplane() {
         Some(out)
     };
     for (data, segment) in [(100, 0), (2800, 1400), (2600, 600)] {
-        let out = run(data, segment).expect("the packet is forwarded");
+        let out = run(data, segment).unwrap_or_else(|| {
+            panic!("{data} bytes in segments of {segment} were not forwarded");
+        });
         let packet = &out[14..];
         assert_eq!(packet.len(), 28 + data);
         assert_eq!(&out[..12], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);

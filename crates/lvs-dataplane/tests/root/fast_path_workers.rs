@@ -150,7 +150,7 @@ fn opened(steering: &Steering) -> (FastPath, Control, Vec<Shard>) {
                 .expect("the memory of the worker is available"),
         )
     };
-    let shards = (0..WORKERS).map(|n| shard(n).expect("at least one worker exists"));
+    let shards = (0..WORKERS).map(|n| shard(n).expect("the shard is free"));
     let shards = shards.collect();
     (kernel, control, shards)
 }
@@ -191,6 +191,9 @@ fn bpf_programs_search_only_region_of_worker_selected_by_steering() {
                 );
             }
         }
-        assert!(owned.iter().all(|&count| count >= 5), "{owned:?}");
+        assert!(
+            owned.iter().all(|&count| count >= 5),
+            "by address {by_address}: {owned:?}"
+        );
     }
 }

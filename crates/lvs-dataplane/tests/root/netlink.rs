@@ -207,7 +207,7 @@ fn host_route_is_added_once_and_removed() {
         let twice = netlink.add_host_route(vip, link).unwrap_err();
         assert!(
             twice.to_string().contains("the host already has one"),
-            "{twice}"
+            "{vip}: {twice}"
         );
         follow(&mut netlink, &mut state, |state, _| {
             state.lookup(vip).is_some_and(|h| h.oif == link)

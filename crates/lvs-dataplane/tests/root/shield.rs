@@ -800,7 +800,7 @@ fn packets_to_service_address_with_incomplete_transport_header_are_hidden() {
         assert_eq!(
             is_answered([0x86, 0xdd], &ip, wanted),
             wanted,
-            "{len} of {protocol}"
+            "{len} bytes of protocol {protocol} to {to}, after an AH: {ah}"
         );
     };
     six("fd01::1", SCTP, false, 15, false);

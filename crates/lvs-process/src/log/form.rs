@@ -1,5 +1,5 @@
-//! The format of log lines: time, level and program, preceded by a priority for the journal; or a
-//! JSON object.
+//! The format of log lines: time (for the journal, a priority instead), level, program and text; or
+//! a JSON object.
 
 use std::fmt;
 use std::io::{self, Write as _};

@@ -1,6 +1,7 @@
-//! The journal's own protocol (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>): one datagram for
-//! each record, with fields in addition to the text, so that `journalctl LVS_SERVER=10.0.0.2:80`
-//! finds the records about a server.
+//! Sends records to the journal by its own protocol
+//! (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>): one datagram for each record, with fields in
+//! addition to the text, so that `journalctl LVS_SERVER=10.0.0.2:80` finds the records about a
+//! server.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -16,7 +17,7 @@ pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 /// Precedes each field in front of a line. Two of these characters separate the fields from the
 /// line.
 const MARK: char = '\x1e';
-/// Maximum length of a field's value in bytes.
+/// Maximum length of a field's value in characters.
 const VALUE_MAX: usize = 1024;
 
 /// The fields of events that become fields of the journal.
@@ -38,7 +39,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Sends to the socket at `path`. `identifier` is this program's name in the records.
+    /// Creates a sender to the socket at `path`; fails if this process cannot connect to it.
+    /// `identifier` is this program's name in the records.
     pub(super) fn at(path: &Path, identifier: String) -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
         // The socket may be missing, or may refuse this process.

@@ -66,7 +66,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The environment variable that sets the format for lvsd and for the dataplane that it starts.
+    /// The environment variable that sets the format.
     pub const VARIABLE: &'static str = "LVS_LOG_FORMAT";
 
     /// The format that the environment sets; text if it sets none.

@@ -14,7 +14,7 @@ use super::journal::{Journal, parts};
 
 const LINES_MAX: usize = 4096;
 const BYTES_MAX: usize = 1 << 20;
-/// Maximum length of a line in bytes; the rest of a longer line is cut off.
+/// Maximum length in bytes of a queued text; the rest of a longer text is cut off.
 const LINE_MAX: usize = 16 << 10;
 const CUT: &str = " [...]";
 /// Interval between two attempts to log the number of lost lines.

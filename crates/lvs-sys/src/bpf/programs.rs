@@ -414,7 +414,7 @@ mod tests {
     use super::*;
     use crate::is_root_of_all;
 
-    /// The longest program that the kernel accepts, so that its verification takes some time.
+    /// A program of almost the maximum length, so that its verification takes some time.
     fn long_program() -> Vec<Instruction> {
         let zero = Instruction {
             code: 0xb7,

@@ -12,8 +12,8 @@ pub enum Side {
     Detached,
 }
 
-/// Signals for whole process groups or services. The detached process ignores them, and exits when
-/// its work is done.
+/// Signals that the detached process ignores: those for whole process groups or services, and
+/// SIGPIPE. The process exits when its work is done.
 const IGNORED: [libc::c_int; 5] = [
     libc::SIGHUP,
     libc::SIGINT,

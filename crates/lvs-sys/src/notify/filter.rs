@@ -54,7 +54,7 @@ const fn argument(index: u32) -> u32 {
 const ALLOW: Op = op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW);
 const NOTIFY: Op = op(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF);
 
-/// Instructions that report the call if argument `index` is in `range`.
+/// Instructions that report the call if argument `index` is in `range`, and otherwise allow it.
 fn in_range(index: u32, range: Range<u32>) -> [Op; 5] {
     [
         op(LOAD, 0, 0, argument(index)),
@@ -65,7 +65,7 @@ fn in_range(index: u32, range: Range<u32>) -> [Op; 5] {
     ]
 }
 
-/// Instructions that skip the next one, [`ALLOW`], unless argument `index` equals `value`.
+/// Instructions that allow the call unless argument `index` equals `value`.
 fn equals(index: u32, value: u32) -> [Op; 3] {
     [
         op(LOAD, 0, 0, argument(index)),
@@ -164,7 +164,11 @@ mod tests {
                     "{kind:?} {fd}"
                 );
                 // The kernel ignores the upper half of the argument.
-                assert_eq!(noticed(kind, [fd | 7 << 32, 0, 0, 0, 0, 0]), expected);
+                assert_eq!(
+                    noticed(kind, [fd | 7 << 32, 0, 0, 0, 0, 0]),
+                    expected,
+                    "{kind:?} {fd}"
+                );
             }
         }
         assert!(noticed(Kind::Socket, [16, 3, 16, 0, 0, 0]));
@@ -174,7 +178,11 @@ mod tests {
             for option in 1100..1200 {
                 let expected =
                     IPVS_OPTIONS.contains(&u32::try_from(option).expect("the number is small"));
-                assert_eq!(noticed(kind, [3, 0, option, 0, 0, 0]), expected);
+                assert_eq!(
+                    noticed(kind, [3, 0, option, 0, 0, 0]),
+                    expected,
+                    "{kind:?} {option}"
+                );
                 assert!(!noticed(kind, [3, 1, option, 0, 0, 0]));
             }
         }

@@ -13,7 +13,7 @@ use crate::host::update::Update;
 use crate::host::view::View;
 use crate::sync::Prepared;
 
-/// Number of changes that are applied under one lock of the control half, which takes some ten
+/// Number of changes that are applied while the control half is locked once, for some ten
 /// microseconds.
 const PIECE: usize = 16;
 

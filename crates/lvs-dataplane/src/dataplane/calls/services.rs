@@ -8,8 +8,8 @@ use super::end;
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// Number of servers that are copied during one lock of the control half; between two such pieces,
-/// packet workers can lock it.
+/// Number of servers that are copied while the control half is locked once. Between two such
+/// pieces, packet workers can lock it.
 const PIECE: usize = 256;
 
 impl Handle {

@@ -170,7 +170,8 @@ impl Handle {
         end(out)
     }
 
-    /// Sends the allow and deny lists of all services, each in pieces of up to 1,000 networks.
+    /// Sends the allow and deny lists of the director and of all services, each in pieces of up to
+    /// 1,000 networks.
     pub(super) fn list_filters(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
         const PIECE: usize = 1000;
         let filters: Vec<_> = self.context.control().filters().collect();

@@ -203,7 +203,7 @@ pub(super) enum Kind {
     /// From the sender: connections and templates.
     Items = 2,
     /// From the sender: a serial number of 8 bytes, the digest of all connections as of the
-    /// preceding frames, and the digests of the sender's services.
+    /// preceding frames, and, if both peers support this, the digests of the sender's services.
     Digest = 3,
     /// From the sender: the full sync is complete.
     Whole = 4,
@@ -256,7 +256,7 @@ impl fmt::Display for FrameError {
                 f.write_str("the peer has closed the connection")
             }
             Self::Io(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                f.write_str("the peer has sent nothing for too long")
+                f.write_str("the peer has sent nothing, or has read nothing, for too long")
             }
             Self::Io(error) => error.fmt(f),
             Self::TooLong => f.write_str("the peer sent a frame above the maximum length"),

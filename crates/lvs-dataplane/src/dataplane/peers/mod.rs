@@ -275,7 +275,7 @@ impl Peers {
 
     /// Ends all sessions and waits for their threads. Peers have a second to read the queued
     /// messages and the end of the stream. Threads that wait for an unreachable peer or for the
-    /// proof of a client end later by themselves.
+    /// proof of a client end later, at their own time limits.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify();

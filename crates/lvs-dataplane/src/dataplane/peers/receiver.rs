@@ -271,7 +271,12 @@ fn receive_frames(
     let (begun, mut received) = (Instant::now(), 0);
     let mut whole = false;
     let mut repairs = 0_u32;
-    let gone = || FrameError::Io(std::io::ErrorKind::TimedOut.into());
+    let gone = || {
+        FrameError::Io(std::io::Error::new(
+            std::io::ErrorKind::TimedOut,
+            "the packet workers of this director do not answer",
+        ))
+    };
     let mut out = Vec::new();
     while !peers.is_stopping() {
         let (kind, payload) = replicated.read(stream)?;

@@ -16,8 +16,8 @@ use super::{Peer, Peers, Place};
 use crate::dataplane::hub::{Message, Outgoing, Work};
 use lvs_process::deadline::write_within;
 
-/// Number of slots that a packet worker examines in one job; it sends up to 512 of their
-/// connections.
+/// Number of slots that a packet worker examines in one job. Up to 512 connections in these slots
+/// are sent.
 const PIECE: usize = 8192;
 /// Number of queued bytes above which the walk over the tables pauses.
 const AHEAD: usize = 256 << 10;
@@ -105,7 +105,10 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
             peers.count_ended(&error);
             warn!("replication to peer {} has ended: {error}", peer.address);
         }
-        None => info!("peer {} has closed the replication session", peer.address),
+        None => info!(
+            "replication to peer {} has ended: the thread that reads from the peer could not be started, or has panicked",
+            peer.address
+        ),
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) fn parts(control: Control, workers: usize) -> Parts {
     (context, Arc::new(threads))
 }
 
-/// A dataplane with one peer. Its packet worker has exited.
+/// A dataplane with one peer. The packet worker of the dataplane has exited.
 fn peers(address: SocketAddr) -> Arc<Peers> {
     peers_of(None, address)
 }
@@ -243,7 +243,7 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
             (1, 0),
         ),
     ];
-    for (make, expected) in cases {
+    for (case, (make, expected)) in cases.into_iter().enumerate() {
         let mut it = listens();
         let bytes = make(&mut it.asked);
         it.stream.write_all(&bytes).expect("the bytes are sent");
@@ -256,7 +256,7 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
         let mut rest = Vec::new();
         let _ = it.stream.read_to_end(&mut rest);
         it.sender.join().expect("the sender ends without a panic");
-        assert_eq!(counted(&it.peers), expected);
+        assert_eq!(counted(&it.peers), expected, "case {case}");
     }
 }
 
@@ -338,7 +338,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         // A repeated frame.
         (&|replicated| repeated(&keys(replicated)), (1, 0)),
     ];
-    for (make, expected) in cases {
+    for (case, (make, expected)) in cases.into_iter().enumerate() {
         let (socket, address) = listener();
         let peers = peers(address);
         let all = peers.clone();
@@ -373,7 +373,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         drop(socket);
         peers.end();
         receiving.join().expect("the receiver ends without a panic");
-        assert_eq!(counted(&peers), expected);
+        assert_eq!(counted(&peers), expected, "case {case}");
     }
 }
 
@@ -467,7 +467,7 @@ fn peer_state_reports_seconds_out_of_sync_missing_connections_and_alarm() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
-    let begun = ago(12).expect("the boot time is readable");
+    let begun = ago(12).expect("the host has been running for 12 seconds");
     let stands = || {
         let standing = peer.standing(begun);
         let alarming = standing.is_alarming();
@@ -511,7 +511,10 @@ fn more_than_8_peers_are_refused() {
         };
         let output = Peers::start(&config, &parts.0, &parts.1)
             .expect_err("replication started without a key");
-        assert!(output.contains(words), "{output}");
+        assert!(
+            output.contains(words),
+            "{count} peers: no {words:?} in {output}"
+        );
     }
 }
 
@@ -541,7 +544,7 @@ impl Director {
         let parts = parts(control, workers);
         let mut workers = workers_of(&parts);
         let mut peers = peers_of(Some(&parts), peer);
-        let made = Arc::get_mut(&mut peers).expect("no other peer uses the address");
+        let made = Arc::get_mut(&mut peers).expect("there is no other reference");
         (made.identity, made.keys) = ([identity; 16], [identity.into(), 7]);
         made.hub = parts.1.hub.clone();
         for worker in &mut workers {
@@ -633,10 +636,11 @@ fn run_until(
 }
 
 /// Directors with different numbers of packet workers replicate to each other: a full sync,
-/// updates, a take-over of one connection, and of all connections when a director stops.
+/// updates, a take-over of some connections, and of all connections when a director stops.
 #[test]
 fn connections_are_replicated_between_directors_with_any_numbers_of_workers() {
     for counts in [[1, 1], [1, 2], [2, 1], [3, 2]] {
+        println!("numbers of workers: {counts:?}");
         replicate(counts);
     }
 }

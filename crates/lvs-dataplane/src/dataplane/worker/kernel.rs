@@ -259,8 +259,8 @@ impl Worker {
         }
     }
 
-    /// Permits a successor to take over for the next minutes, reports which slots the BPF programs
-    /// examine first, begins the next walk for the synchronisation master, and evicts all
+    /// Permits a successor to take over for the next minutes, selects the slots that the BPF
+    /// programs examine first, begins the next walk for the synchronisation master, and evicts all
     /// connections from the kernel fast path when all epoch numbers are used.
     pub(super) fn keep_kernel(&mut self, now: Instant) {
         let Some(kernel) = &self.kernel.path else {

@@ -48,8 +48,8 @@ use lvs_sys::{Poller, TablePages};
 const BATCHES_PER_TURN: usize = 4;
 /// Number of connections that are checked for expiry between two batches.
 const EXPIRY_BUDGET: usize = 1024;
-/// Number of connections that are checked between two batches after a server went down. At most a
-/// sixteenth of them are reset.
+/// Number of slots that are examined between two batches after a server went down. At most a
+/// sixteenth of as many connections are closed.
 const DOWN_BUDGET: usize = 4096;
 /// Interval between two checks of connections after a server went down.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
@@ -81,7 +81,7 @@ pub(crate) struct Worker {
     captures: Vec<Capture>,
     logged: Logged,
     next_housekeeping: Instant,
-    /// Time at which changes were last queued for peers.
+    /// Time at which [`queue_changes_if_due`](Self::queue_changes_if_due) last queued changes.
     reported: Instant,
     kernel: KernelSide,
     pages: Option<TablePages>,
@@ -186,10 +186,10 @@ impl Worker {
         }
     }
 
-    /// Processes packets until the dataplane stops, or until it cannot wait for packets; with
-    /// real-time scheduling if requested and permitted. Then queues the remaining messages for the
-    /// synchronisation master and the peers, and passes its ports to the keeper, which closes them
-    /// after everything that depends on them.
+    /// Processes packets until the dataplane stops, or until the worker cannot wait for packets;
+    /// with real-time scheduling if requested and permitted. Then queues the remaining messages for
+    /// the synchronisation master and the peers, and passes its ports to the keeper, which closes
+    /// them after everything that depends on them.
     pub(super) fn run(mut self, real_time: bool) {
         let (context, threads) = (self.context.clone(), self.threads.clone());
         let _ended = threads.worker_runs(self.number);
@@ -471,8 +471,8 @@ impl Worker {
     }
 
     /// Passes requests to the keeper, sends frames or returns them to the host, and passes packets
-    /// to the workers that own their connections. If the list of local clients has no room for
-    /// another one, refuses the request for it and counts the refusal.
+    /// to the workers that own their connections. A request for a local client is dropped and
+    /// counted if the list of local clients is full.
     fn flush(&mut self) {
         self.heed_lessons();
         if !self.output.requests.is_empty() {
@@ -518,8 +518,8 @@ impl Worker {
 
     // --- several workers -------------------------------------------------------------------------
 
-    /// Queues the frames that belong to other workers. The remaining ones of the `count` frames
-    /// stay in the batch.
+    /// Passes copies of the frames that belong to other workers to these workers. The remaining
+    /// frames stay in the batch. `count` is the number of received frames.
     fn hand_over(&mut self, port: PortId, count: usize) {
         if self.pipeline.share.is_none() {
             return;
@@ -847,8 +847,8 @@ impl Worker {
     }
 
     /// The host that forwarded the latest indirect reply of `server` to a through-VIP health check,
-    /// even if later replies arrived directly. `None` if no reply of the server was forwarded, or
-    /// its interface was removed.
+    /// even if later replies arrived directly. `None` if no indirect reply of the server is stored,
+    /// or the interface of that reply was removed.
     pub(super) fn forwarder_of(&self, server: IpAddr) -> Option<Forwarder> {
         let last = self.pipeline.common().return_paths.find(server)?;
         let tables = &self.network.view().tables;

@@ -312,7 +312,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
         assert_eq!(sent(worker), vec![to_server(); homes(home)]);
         let counters = &worker.pipeline.counters;
         let came = counters.received + counters.reassembled + counters.taken;
-        assert_eq!(came, counters.accounted(), "{counters:?}");
+        assert_eq!(came, counters.accounted(), "worker {home}: {counters:?}");
     }
     let control = context.control();
     let server = control.service(&key).expect("the service exists").servers()[0].clone();
