@@ -242,8 +242,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Attaches a device to the workers. The first worker reads its only queue, and passes packets
-    /// to the others.
+    /// Attaches a device to the workers. The first worker reads the only queue of the device, and
+    /// passes packets to the other workers.
     fn attach_device(&mut self, port: PortId, device: Port) -> Result<(), TunError> {
         let senders = (1..self.dataplane.workers()).filter_map(|_| device.sender());
         let senders = senders.collect::<Result<Vec<Port>, _>>()?;

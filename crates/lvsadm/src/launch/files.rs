@@ -185,7 +185,8 @@ pub(super) struct Files {
     threads: AtomicUsize,
 }
 
-/// Serves the file system until the mount namespace of the program has ended.
+/// Starts the thread that serves the file system until the mount namespace of the program has
+/// ended. Logs a failure.
 pub(super) fn start(own: Arc<Supervisor>, device: OwnedFd) {
     let files = Arc::new(Files {
         own,

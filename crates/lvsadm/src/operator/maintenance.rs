@@ -115,7 +115,9 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
     let until = match duration(words, "--for")? {
         None => None,
         Some(Duration::ZERO) => {
-            return Err(Trouble::Usage("--for: the duration is 0".to_owned()));
+            return Err(Trouble::Usage(
+                "--for: the duration is 0: expected more, such as 2h".to_owned(),
+            ));
         }
         Some(time) => {
             let now = SystemTime::now()

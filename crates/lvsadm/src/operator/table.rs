@@ -227,7 +227,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "doctor",
         arguments: "",
         summary: "check this host and the real servers for common problems",
-        text: "Each finding is listed with its fix. Dropped and lost packets are findings until a minute after the last one. The exit status \
+        text: "Each finding is listed with its fix. Dropped and lost packets are findings until five minutes after the last one. The exit status \
                is 1 if there are findings.",
         flags: flags! {
             "--since" "start": "also report packets dropped since the start of the dataplane, and by network cards since their start";

@@ -97,8 +97,9 @@ impl IpVersion {
         });
     }
 
-    /// Hides packets from one port or all ports of servers, their fragments, and ICMP errors about
-    /// packets to servers. `concerns` adds a further condition to each rule.
+    /// Hides the packets that hosts in these sets send: from one port or from all ports, and from
+    /// `addresses` also fragments and, with IPv6, AH. Also hides ICMP errors about packets to
+    /// `addresses`. `concerns` adds a further condition to each rule.
     fn add_answers(
         self,
         batch: &mut Batch<'_>,
