@@ -237,7 +237,7 @@ impl FastPath {
     /// Memory for the connection table of a worker.
     ///
     /// # Errors
-    /// If no worker has this number.
+    /// If no worker has this number, or a predecessor's array is too short.
     pub fn memory(&self, worker: usize) -> Result<Memory, FastPathError> {
         let arrays = [
             self.arrays.narrow.clone(),

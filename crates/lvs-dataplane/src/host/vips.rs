@@ -40,7 +40,7 @@ const PROBES: u8 = 2;
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
 /// Maximum number of addresses in a round of probes.
 const WATCHED: usize = 64;
-/// Number of announcements of an address after another host has announced it.
+/// Number of announcements that defend an own address against another host.
 const DEFENCES: usize = 2;
 /// Shortest time between two defences of an address. It keeps two hosts with the same address from
 /// flooding the network (RFC 5227 section 2.4, DEFEND_INTERVAL).
@@ -803,7 +803,7 @@ mod tests {
     }
 
     #[test]
-    fn address_conflict_ends_when_director_no_longer_owns_address_alone() {
+    fn address_is_no_conflict_after_release_or_while_peers_announce_it_by_routes() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let addr = IpAddr::from([192, 0, 2, 2]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);

@@ -50,14 +50,14 @@ const FILES: [&str; 6] = [
 const OPEN_MAX: usize = 256;
 /// Maximum number of bytes of all open files.
 const BYTES_MAX: usize = 256 << 20;
-/// Step in bytes by which the buffer of a file grows.
+/// Unit in bytes in which the size of an open file is counted, rounded up.
 const BYTES_STEP: usize = 1 << 20;
 /// Maximum number of threads that wait for a dataplane.
 const THREADS_MAX: usize = 16;
 /// Maximum number of remembered names of files that do not belong to IPVS.
 const LINKS_MAX: usize = 4096;
 
-/// Inode number of the first file. Smaller numbers belong to directories.
+/// Inode number of the first file. Smaller numbers belong to directories and to [`LINK`].
 const FIRST_FILE: u64 = 16;
 /// Inode number of the first sysctl.
 const FIRST_SYSCTL: u64 = 64;

@@ -97,9 +97,9 @@ impl IpVersion {
         });
     }
 
-    /// Hides the packets that hosts in these sets send: from one port or from all ports, and from
-    /// `addresses` also fragments and, with IPv6, AH. Also hides ICMP errors about packets to
-    /// `addresses`. `concerns` adds a further condition to each rule.
+    /// Hides packets from the endpoints in the sets `one_port` and `all_ports`, fragments from
+    /// `addresses` (with IPv6, also packets with AH), and ICMP errors about packets to `addresses`.
+    /// `concerns` adds a further condition to each rule.
     fn add_answers(
         self,
         batch: &mut Batch<'_>,

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_disabled_fast_path_is_a_finding() {
+    fn doctor_configured_but_inactive_fast_path_is_a_finding() {
         let found = |active: bool| {
             let mut info = Info::default();
             info.interfaces.clear();
