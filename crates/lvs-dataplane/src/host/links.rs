@@ -215,7 +215,7 @@ impl Keeper {
         let (routed, now) = (self.interception.is_routed(), self.dataplane.now());
         self.waits.follow(&self.setup, &self.tables, routed, now);
         if automatic && starting && self.tables.interfaces().next().is_none() {
-            warn!("no Ethernet interface is up: waiting for one");
+            warn!("no Ethernet interface is up: waiting for one (`ip link set NAME up`)");
         }
         Ok(())
     }

@@ -201,7 +201,9 @@ pub(super) fn start(own: Arc<Supervisor>, device: OwnedFd) {
         .name(name)
         .spawn(move || files.serve());
     if let Err(error) = started {
-        log(&format!("cannot start a thread for IPVS's files: {error}"));
+        log(&format!(
+            "IPVS's files in /proc are not available: cannot start a thread: {error}"
+        ));
     }
 }
 

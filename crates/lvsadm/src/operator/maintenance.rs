@@ -48,7 +48,7 @@ pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         let Some(mut daemon) = daemon else {
             let Some((_, info)) = info else {
                 return Err(Trouble::Dataplane(format!(
-                    "{} has no server {server}",
+                    "{} has no server {server}: `lvsadm -Ln' lists its servers",
                     service_text(service)
                 )));
             };
