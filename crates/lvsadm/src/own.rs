@@ -65,7 +65,7 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
     ("0", "success"),
     (
         "1",
-        "a listing or an additional command was refused; of doctor: there are findings; of drain: the deadline has passed",
+        "a listing or an additional command was refused; of doctor and diff: there are findings or differences; of drain and sync --wait: the time has passed",
     ),
     ("2", "invalid command line, or no dataplane to connect to"),
     (

@@ -129,7 +129,7 @@ impl FastPath {
             None => sweep_all(),
         };
         if let Err(error) = done {
-            warn!("cannot list the filters of other dataplanes: {error}");
+            warn!("cannot remove the tc filters that other dataplanes have left: {error}");
         }
     }
 }

@@ -65,7 +65,7 @@ impl FastPath {
         self.begin(&mut lock(&self.epochs));
     }
 
-    /// Suspends the kernel fast path until the returned value is dropped.
+    /// Suspends the kernel fast path until the returned value and all others are dropped.
     #[must_use]
     pub fn hold(self: &Arc<Self>) -> Held {
         let mut epochs = lock(&self.epochs);
@@ -113,7 +113,7 @@ mod tests {
     use super::super::tests::{open, open_for};
 
     #[test]
-    fn change_starts_another_fast_path_epoch_and_pending_changes_have_epoch_0() {
+    fn fast_path_epoch_differs_after_each_change_and_is_0_while_fast_path_is_suspended() {
         let fast_path = open();
         let first = fast_path.epoch();
         assert_ne!(first, 0);

@@ -37,7 +37,7 @@ pub enum FastPathError {
     },
     /// The kernel has no tcx, and the maps cannot be kept for a successor.
     #[error(
-        "this kernel attaches the programs of the kernel fast path as tc filters (clsact), which remain after a kill of the dataplane; without a BPF file system, the next dataplane cannot find their maps: {0}"
+        "this kernel attaches the programs of the kernel fast path as tc filters (clsact), which remain after a kill of the dataplane; the next dataplane can find their maps only in a BPF file system: {0}"
     )]
     NoPins(#[source] io::Error),
     /// The kernel has no memory for the maps.
@@ -80,7 +80,9 @@ impl From<FastPathError> for FastPathInfo {
             FastPathError::Memory { .. } => {
                 "use a smaller --max-connections or --max-ipv6, or --fast-path on, which ignores this limit"
             }
-            FastPathError::NoPins(_) => "mount a BPF file system: mount -t bpf bpf /sys/fs/bpf",
+            FastPathError::NoPins(_) => {
+                "mount a BPF file system (mount -t bpf bpf /sys/fs/bpf), or correct the problem that the error names"
+            }
             FastPathError::NoMemory { .. } => {
                 "use a smaller --max-connections or --max-ipv6, or raise the memory limit of the dataplane's control group (systemd: MemoryMax=)"
             }

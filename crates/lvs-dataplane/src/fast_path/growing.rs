@@ -58,8 +58,9 @@ impl Growing {
         lock(&self.array).clone()
     }
 
-    /// Returns the array, after enlarging it for `words` if necessary. Before the old array is
-    /// replaced, `fill` copies from its words (the first argument) to those of the new array.
+    /// Returns the array, after replacing it by a larger one if it has fewer than `words` words.
+    /// Before the replacement, `fill` writes the larger one (its second argument), perhaps from the
+    /// words of the old array (its first argument).
     ///
     /// # Errors
     /// The kernel has no memory for the new array, or the name cannot be replaced. The old array

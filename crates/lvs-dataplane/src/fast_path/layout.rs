@@ -26,8 +26,8 @@ pub(crate) mod conf {
     pub(crate) const WORDS: usize = 24;
 }
 
-/// Number of words at the beginning of the map `lvs_about`: mark, version, number of processors and
-/// cookie of the network namespace.
+/// Number of words at the beginning of the map `lvs_about`: magic number, version, number of
+/// processors and cookie of the network namespace.
 pub(super) const HOST_WORDS: usize = 4;
 /// Number of all words of the map `lvs_about`: the host, the connection tables, and the division of
 /// connections among workers.

@@ -3,8 +3,9 @@
 //! A slot of the connection table has no room for a local address and port, and no field of a reply
 //! identifies the slot. A separate map leads from the slot to the local address and port, and from
 //! the addresses and ports of a reply to the slot. The map needs much memory, and is created when
-//! the first connection of full NAT opens. From then on it contains all such connections, also for
-//! a successor. The programs find the map in an array with one entry.
+//! the first connection of full NAT opens. From then on, all connections of full NAT are added to
+//! it while it has room. The programs find the map in an array with one entry, and a successor
+//! finds it by its pin.
 //!
 //! An entry of a closed connection is harmless: its slot is not offloaded, and the entry is removed
 //! before another connection uses the slot.

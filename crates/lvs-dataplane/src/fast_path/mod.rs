@@ -81,7 +81,7 @@ use lvs_sys::lock;
 use lvs_sys::{Jump, PacketSocket, Program, ReferenceMap, SharedMap};
 
 /// Default number of packets from the client after which a connection is offloaded. The dataplane
-/// forwards shorter connections, so a flood offloads nothing.
+/// forwards shorter connections, so a flood of new connections offloads nothing.
 pub const OFFLOAD_AFTER: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// A dataplane that runs for this time has proved that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
@@ -107,9 +107,9 @@ pub struct WayOut {
 /// Numbers of frames that the programs received, by fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// Number of frames that the programs forwarded to servers.
+    /// Number of frames that were forwarded to servers, except by XDP.
     pub requests: u64,
-    /// Number of frames that the programs forwarded to clients.
+    /// Number of frames that were forwarded to clients, except by XDP.
     pub replies: u64,
     /// Number of frames that were passed to userspace, because the programs found no connection.
     pub unknown: u64,
@@ -180,7 +180,7 @@ pub struct FastPath {
     opened: u64,
     /// During a take-over: connections that the predecessor has offloaded stay offloaded.
     taking_over: AtomicBool,
-    /// Interfaces at whose ingress the program is attached.
+    /// Interfaces to which this dataplane has attached a program, except XDP programs.
     attached: Mutex<HashSet<u32>>,
     /// The filters that attach the program, if the kernel has no tcx.
     filters: Option<Mutex<Filters>>,
@@ -237,7 +237,7 @@ impl FastPath {
     /// Memory for the connection table of a worker.
     ///
     /// # Errors
-    /// If no worker has this number.
+    /// If no worker has this number, or a predecessor's array is too short.
     pub fn memory(&self, worker: usize) -> Result<Memory, FastPathError> {
         let arrays = [
             self.arrays.narrow.clone(),
@@ -484,8 +484,8 @@ impl FastPath {
 
     // --- whether the programs are run ------------------------------------------------------------
 
-    /// Whether an ingress program did not run for a frame that the filter had refused. If so, the
-    /// fast path is suspended.
+    /// Whether the ingress program did not run for a frame that the filter had refused, or received
+    /// it changed. From then on, the filter refuses no frame.
     pub(crate) fn has_missed(&self) -> bool {
         self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
     }

@@ -116,7 +116,7 @@ pub(crate) fn code(object: &[u8], name: &str) -> Option<Code> {
 
 impl Code {
     /// Returns the instructions with the descriptors of the maps; `None` if `map` returns no
-    /// descriptor for one of them.
+    /// descriptor for one of the maps, or the object is damaged.
     pub(crate) fn linked(mut self, map: impl Fn(&str) -> Option<i32>) -> Option<Vec<Instruction>> {
         for (place, name) in &self.maps {
             let instruction = self.instructions.get_mut(*place)?;

@@ -44,7 +44,7 @@ impl FastPath {
     /// present time of the dataplane's clock.
     ///
     /// # Errors
-    /// [`FastPathError`]; then nothing is left in the kernel.
+    /// [`FastPathError`]; then no new maps or programs are left in the kernel.
     pub fn open(layout: Layout, now: Instant) -> Result<Self, FastPathError> {
         let one = Steering::default();
         let this = Self::open_with(layout, &one, Maps::New, false, |code| code)?;
@@ -122,7 +122,7 @@ impl FastPath {
             }
         }
         if let Err(error) = attach::sweep_all() {
-            warn!("cannot list the filters of other dataplanes: {error}");
+            warn!("cannot remove the tc filters that other dataplanes have left: {error}");
         }
         room.takes(bytes)?;
         let opened = Self::open_with(layout, steering, Maps::Pinned(&pins), xdp, |code| code);
@@ -139,7 +139,8 @@ impl FastPath {
     /// number of removed filters and pins.
     ///
     /// # Errors
-    /// A running dataplane uses the pins, they cannot be read, or the filters cannot be listed.
+    /// A running dataplane uses the pins, another user owns their directory or may write to it, the
+    /// network namespace cannot be determined, or the filters cannot be listed or removed.
     pub fn clean_up() -> io::Result<usize> {
         let pins = Pins::if_mounted()?;
         if !pins.are_there() {
@@ -636,7 +637,7 @@ mod tests {
         ] {
             let why = found_by(layout, &other)
                 .expect_err("a state with another division among workers was accepted");
-            assert!(why.contains("number of workers"), "{why}");
+            assert!(why.contains("number of workers"), "{other:?}: {why}");
         }
         let why = found_by(Layout::new(2000, 7), &steering)
             .expect_err("a state with another size of the table was accepted");

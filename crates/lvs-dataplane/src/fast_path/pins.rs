@@ -35,7 +35,7 @@ pub(super) enum Maps<'a> {
 
 /// The mount point of the BPF file system.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
-/// Prefix of the name of a link to an ingress; the index of the interface follows.
+/// Prefix of the name of a link that is not of an XDP program; the index of the interface follows.
 const LINK: &str = "link-";
 /// Prefix of the name of a link of an XDP program.
 const XDP_LINK: &str = "xdp-";
@@ -105,7 +105,7 @@ impl Pins {
         Err(another())
     }
 
-    /// Removes the pins in other network namespaces whose dataplane was killed so long ago that no
+    /// Removes the pins of other network namespaces whose dataplane was killed so long ago that no
     /// successor would use them.
     pub(super) fn sweep(&self) {
         let Some(_turn) = self.turn() else { return };
@@ -127,8 +127,8 @@ impl Pins {
     }
 
     /// Waits for the lock that excludes claims and sweeps of other dataplanes. A sweep locks each
-    /// directory for a moment, and a claim must not mistake this for a running dataplane. `None`
-    /// after [`TURN`].
+    /// directory for a moment, and a claim must not mistake this for a running dataplane. `None` if
+    /// the lock is not free within [`TURN`], or does not exist.
     fn turn(&self) -> Option<File> {
         let all = File::open(self.directory.parent()?).ok()?;
         let until = Instant::now() + TURN;
@@ -141,7 +141,8 @@ impl Pins {
         Some(all)
     }
 
-    /// Locks the directory; `None` if another process has removed it in the meantime.
+    /// Locks the directory; `None` if it does not exist, or another process removes it in the
+    /// meantime.
     ///
     /// # Errors
     /// Another dataplane uses the directory, or another user owns it or may write to it.
@@ -195,7 +196,7 @@ impl Pins {
         self.path(&format!("{XDP_LINK}{ifindex}"))
     }
 
-    /// Indices of the interfaces with a pinned link at their ingress.
+    /// Indices of the interfaces with a pinned link of a program other than XDP.
     pub(super) fn links(&self) -> Vec<u32> {
         self.numbers(LINK)
     }
@@ -243,7 +244,8 @@ impl Pins {
     }
 }
 
-/// Creates a directory if it does not exist, and checks that no other user can write to it.
+/// Creates a directory if it does not exist, and checks that this user owns it and no other user
+/// can write to it.
 fn make(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

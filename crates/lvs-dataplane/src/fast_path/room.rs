@@ -16,8 +16,8 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Allows a quarter of the free memory of this host or of its control groups, whichever is
-    /// smaller; no limit if neither can be determined.
+    /// Allows a quarter of the free memory of this host or of this process's control groups,
+    /// whichever is smaller; no limit if neither can be determined.
     pub(crate) fn of_this_host() -> Self {
         let host = fs::read_to_string("/proc/meminfo").ok();
         let host = host.and_then(|text| available(&text));

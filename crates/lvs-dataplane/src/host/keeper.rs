@@ -97,8 +97,8 @@ pub(crate) struct Keeper {
     pub(super) missed: u32,
     /// Suspends the kernel fast path while it is set.
     pub(super) aside: Option<Held>,
-    /// The time of the next log line about a full connection table, and the number of packets
-    /// refused since the last one.
+    /// The earliest time of the next log line about a full connection table, and the number of
+    /// packets that were dropped since the last line.
     full: (Instant, u64),
 }
 
@@ -242,8 +242,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Attaches a device to the workers. The first worker reads its only queue, and passes packets
-    /// to the others.
+    /// Attaches a device to the workers. The first worker reads the only queue of the device, and
+    /// passes packets to the other workers.
     fn attach_device(&mut self, port: PortId, device: Port) -> Result<(), TunError> {
         let senders = (1..self.dataplane.workers()).filter_map(|_| device.sender());
         let senders = senders.collect::<Result<Vec<Port>, _>>()?;
@@ -720,8 +720,8 @@ impl Keeper {
         self.waits.all(self.dataplane.now()).collect()
     }
 
-    /// Why clients on this host cannot reach services on its own addresses; `None` if they can, if
-    /// there are no such services, or with the TUN backend.
+    /// Why clients on this host cannot reach some or all services on its own addresses; `None` if
+    /// they can reach all, if there are no such services, or with the TUN backend.
     pub(crate) fn local_clients(&self) -> Option<Waiting> {
         self.loopback.as_ref()?.trouble(self.dataplane.now())
     }

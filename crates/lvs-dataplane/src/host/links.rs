@@ -215,7 +215,7 @@ impl Keeper {
         let (routed, now) = (self.interception.is_routed(), self.dataplane.now());
         self.waits.follow(&self.setup, &self.tables, routed, now);
         if automatic && starting && self.tables.interfaces().next().is_none() {
-            warn!("no Ethernet interface is up: waiting for one");
+            warn!("no Ethernet interface is up: waiting for one (`ip link set NAME up`)");
         }
         Ok(())
     }
@@ -244,10 +244,10 @@ impl Keeper {
         }
     }
 
-    /// Suspends the kernel fast path if its programs are no longer the first ones of their
-    /// interfaces: frames that the packet sockets refuse would be lost. (The programs notice this
-    /// too, but only when they lose a frame; after [`MISSED_MAX`] such frames, the fast path is
-    /// suspended as well.) Ends the suspension when the reason has disappeared.
+    /// Suspends the kernel fast path while its programs are not the first ones of their interfaces:
+    /// frames that the packet sockets refuse would be lost. (The programs notice this too, but only
+    /// when they lose a frame. After [`MISSED_MAX`] such frames, the fast path is suspended until
+    /// the dataplane is restarted.)
     pub(super) fn check_programs(&mut self) {
         let Some(fast_path) = self.setup.fast_path.clone() else {
             return;

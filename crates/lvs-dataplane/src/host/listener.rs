@@ -53,7 +53,7 @@ impl Answers {
         due
     }
 
-    /// The time of the next answer; `None` if no answer is due.
+    /// The time of the next answer; `None` if no query waits for an answer.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.values().min().copied()
     }

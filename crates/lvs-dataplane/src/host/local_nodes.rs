@@ -23,7 +23,8 @@ use lvs_packet::intercept::{Endpoint, Endpoints};
 const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
 /// The source ports of full NAT for a local address that the host also uses: the ports below or
-/// above the host's ephemeral ports `own`, whichever are more; all ports if there are none.
+/// above the host's ephemeral ports `own`, whichever are more; all ports if none are below or
+/// above.
 pub(crate) fn ports(addr: IpAddr, own: (u16, u16)) -> LocalAddress {
     free_ports(LocalAddress::new(addr), own.0, own.1)
 }
@@ -40,7 +41,7 @@ pub(crate) fn ephemeral_ports() -> (u16, u16) {
 }
 
 /// Returns the ports of a range below `low` or above `high`, whichever are more; the whole range if
-/// both are none.
+/// it has no such ports.
 fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
     let below = low.saturating_sub(all.first);
     let above = all.last.saturating_sub(high);

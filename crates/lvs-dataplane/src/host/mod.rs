@@ -65,8 +65,8 @@ pub enum HostError {
     /// The host's policy rules or routes cannot be changed.
     #[error(transparent)]
     Steering(#[from] SteeringError),
-    /// A netlink socket cannot be opened.
-    #[error("cannot open a socket for rules and routes: {0}")]
+    /// A socket for rules and routes, or for announcements of addresses, cannot be opened.
+    #[error("cannot open a socket for rules and routes, or for announcements of addresses: {0}")]
     Requests(#[source] std::io::Error),
     /// A configured interface is not Ethernet.
     #[error(

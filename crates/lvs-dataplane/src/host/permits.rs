@@ -17,9 +17,15 @@ pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Fa
             let owner = state
                 .links()
                 .find(|link| state.addresses(link.index).any(|a| a.ip == addr));
-            let name = owner.map_or("this host", |link| link.name.as_str());
+            let (name, fix) = match owner {
+                Some(link) => (
+                    link.name.as_str(),
+                    format!("`ip addr del {addr} dev {}`", link.name),
+                ),
+                None => ("this host", "remove it from this host".to_owned()),
+            };
             format!(
-                "{addr} is an address of {name}, and packets to the host itself are not routed through a TUN device (--backend tun): `ip addr del {addr} dev {name}`, and start the dataplane with --own-vips, or route the address to this host"
+                "{addr} is an address of {name}, and packets to the host itself are not routed through a TUN device (--backend tun): {fix}, and start the dataplane with --own-vips, or route the address to this host"
             )
         }
         Need::Local(addr) if state.is_local(*addr) => format!(

@@ -17,9 +17,10 @@
 //!
 //! All rules, routes and proxy neighbours have the protocol number 76. The dataplane removes them
 //! when they are no longer needed and when it stops; after a kill, the next dataplane removes them
-//! at its start. The kernel deletes the routes together with the device, and rules without routes
-//! have no effect. If another program deletes an entry, as systemd-networkd does with foreign rules
-//! when it starts, the dataplane restores it within seconds.
+//! at its start, or keeps using them (warm restart). The kernel deletes the routes together with
+//! the device, and rules without routes have no effect. If another program deletes an entry, as
+//! systemd-networkd does with foreign rules when it starts, the dataplane restores it within
+//! seconds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -174,7 +175,8 @@ impl Steering {
         self.read()
     }
 
-    /// Refuses a host that forwards packets on none of the interfaces in use.
+    /// Refuses a host that forwards IPv4 packets on none of the interfaces in use, and no IPv6
+    /// packets. Without interfaces in use, there is no error.
     ///
     /// # Errors
     /// [`SteeringError::NotForwarding`].

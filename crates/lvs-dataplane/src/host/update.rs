@@ -23,8 +23,9 @@ use lvs_packet::net::PortId;
 /// With fewer services and servers than this, the keeper compares the whole configuration after
 /// each change, in less than a millisecond.
 const FEW: usize = 100;
-/// Number of servers that are read while the control half is locked once, for some ten
-/// microseconds.
+/// Number of services and servers after which a read of the configuration unlocks the control half
+/// for a moment; reading them takes some ten microseconds. A service is read with all its servers
+/// at once.
 const PIECE: usize = 256;
 
 /// A change in the control half.

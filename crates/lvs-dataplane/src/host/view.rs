@@ -332,7 +332,8 @@ impl Tables {
 /// Why the dataplane cannot send packets to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoute {
-    /// The host has no route to the address.
+    /// The host has no route to the address, or only a route that cannot be used, such as one into
+    /// the dataplane's own device.
     Missing,
     /// The route refuses packets (`unreachable`, `prohibit`, `blackhole`).
     Refuses,

@@ -40,7 +40,7 @@ const PROBES: u8 = 2;
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
 /// Maximum number of addresses in a round of probes.
 const WATCHED: usize = 64;
-/// Number of announcements of an address after another host has announced it.
+/// Number of announcements that defend an own address against another host.
 const DEFENCES: usize = 2;
 /// Shortest time between two defences of an address. It keeps two hosts with the same address from
 /// flooding the network (RFC 5227 section 2.4, DEFEND_INTERVAL).
@@ -318,8 +318,9 @@ impl Vips {
         self.send_on_all(&probes, &[], tables);
     }
 
-    /// Schedules one probe for each of the next addresses of this director, if the next round is
-    /// due. This finds hosts that use such an address without having announced it.
+    /// Once in each [`WATCH_PERIOD`], schedules one probe for each of up to [`WATCHED`] addresses,
+    /// in turn, if this director has the address and no conflict is known. This finds hosts that
+    /// use such an address without having announced it.
     fn watch(&mut self, tables: &Tables, now: Instant) {
         if now < self.next_watch {
             return;
@@ -468,8 +469,8 @@ impl Vips {
         }
     }
 
-    /// The time at which an answer or an announcement is due, or another host's announcement counts
-    /// as a conflict.
+    /// The earliest time at which an answer or an announcement is due, or another host's
+    /// announcement counts as a conflict; `None` if there is none of these.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let claims = self.claims.values().map(|claim| claim.due);
         let next = [self.answers.next(), self.next_announcement, claims.min()];
@@ -528,9 +529,10 @@ impl Vips {
         }
     }
 
-    /// Records that another host answers for an address of a service or of this host. If the
-    /// address is the dataplane's own, the dataplane announces it again at once, but at most once
-    /// in [`DEFEND_PERIOD`]. The answer counts as a conflict if this director still has the address
+    /// Records that another host answers for an address of a service or of this host, if the
+    /// address can conflict and the MAC address is not this host's. If the address is the
+    /// dataplane's own, the dataplane announces it again at once, but at most once in
+    /// [`DEFEND_PERIOD`]. The answer counts as a conflict if this director still has the address
     /// after [`HANDOVER`].
     pub(super) fn report_conflict(
         &mut self,
@@ -651,7 +653,8 @@ fn is_on(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
 }
 
 /// Logs the addresses for which the dataplane has begun or ceased to answer: one line with the
-/// first of them, and, if there are more, a line for each at the level `debug`. `answers`: the verb.
+/// first of them, and, if there are more, a line for each at the level `debug`. `answers`: the
+/// verb.
 pub(super) fn log_answers(answers: &str, addresses: &[IpAddr]) {
     let shown = addresses.len().min(LOGGED_MAX);
     let first: Vec<String> = addresses[..shown].iter().map(ToString::to_string).collect();
@@ -800,7 +803,7 @@ mod tests {
     }
 
     #[test]
-    fn address_conflict_ends_when_director_no_longer_owns_address_alone() {
+    fn address_is_no_conflict_after_release_or_while_peers_announce_it_by_routes() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let addr = IpAddr::from([192, 0, 2, 2]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);

@@ -243,8 +243,8 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    /// Returns the reason why an interface gets no XDP after `change`; an empty one if it gets XDP,
-    /// as it would without `change`.
+    /// Applies `change` to an interface that would get XDP. Returns the reason why it then gets no
+    /// XDP; an empty one if it still gets XDP.
     fn decision(change: impl FnOnce(&mut Facts<'_>, &mut Driver, &mut Offloads)) -> NoXdp {
         let mut driver = Driver(0b11);
         let mut offloads = Offloads {

@@ -195,8 +195,8 @@ impl AfPacket {
         }
     }
 
-    /// Receives from the rings: first from the main ring, then the SYNs that arrived no later than
-    /// these frames.
+    /// Receives from the rings: first from the main ring, and then waiting SYNs, if all frames that
+    /// arrived before them have been received.
     fn receive_from_rings(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
         let Self {
             inlet,

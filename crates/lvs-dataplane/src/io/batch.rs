@@ -61,8 +61,9 @@ impl Batch {
         Ok(self.filled)
     }
 
-    /// Empties the batch, and returns lent frames to their backend. A frame that the packet path
-    /// has stored is returned when it is sent or dropped.
+    /// Empties the batch. Frames in the memory of a backend are returned to it, those of a packet
+    /// socket's ring at its next receive call. A frame that the packet path has stored is returned
+    /// when it is sent or dropped.
     pub fn clear(&mut self) {
         self.lent.clear();
         self.filled = 0;

@@ -12,7 +12,8 @@ use std::os::fd::BorrowedFd;
 
 use lvs_packet::frame::Frame;
 
-/// Maximum number of frames that a backend receives in one call.
+/// Maximum number of frames that a backend receives from one queue in one call; a TUN device may
+/// receive up to twice as many.
 pub const BATCH: usize = 64;
 
 /// One attachment to a network: an interface, a TUN device, or a buffer in memory.

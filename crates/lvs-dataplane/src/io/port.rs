@@ -26,7 +26,7 @@ pub enum Port {
 }
 
 impl Port {
-    /// Receives up to [`BATCH`](super::BATCH) frames of each queue. Returns the number of received
+    /// Receives frames of each queue, as many as fit into the batch. Returns the number of received
     /// frames; 0 if none is waiting.
     ///
     /// # Errors

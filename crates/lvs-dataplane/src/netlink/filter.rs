@@ -99,8 +99,8 @@ impl Filters {
         Ok(Self { requests })
     }
 
-    /// Attaches a program to the ingress of an interface, before all other filters. It replaces the
-    /// filter of an earlier dataplane in one step: no frame bypasses both.
+    /// Attaches a program to the ingress of an interface, as a filter with the first preference. It
+    /// replaces the filter of an earlier dataplane in one step: no frame bypasses both.
     ///
     /// # Errors
     /// The interface does not exist, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,

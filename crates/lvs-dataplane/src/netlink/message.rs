@@ -105,7 +105,7 @@ pub(crate) struct Message<'a> {
 
 impl Message<'_> {
     /// Reads an `NLMSG_ERROR`: a positive errno, or 0 for an acknowledgement; and the kernel's
-    /// text, if any. `None` for messages of other types.
+    /// text, if any. `None` for messages of other types, and for one that is too short.
     pub(crate) fn error(&self) -> Option<(i32, Option<String>)> {
         const NLMSG_ERROR: u16 = 2;
         const NLM_F_CAPPED: u16 = 0x100;

@@ -153,7 +153,9 @@ impl Netlink {
             }
         }
         let again = if lost {
-            tracing::info!("events of the kernel's tables were lost; all tables are read again");
+            tracing::info!(
+                "events of the kernel's tables were lost, or the tables could not be read: all tables are read again"
+            );
             self.read_all().map(|fresh| {
                 let known = changes.neighbours.clone();
                 changes = Changes {

@@ -238,8 +238,9 @@ impl PolicyRule {
         }
     }
 
-    /// Parses a rule; `None` if it does not have the dataplane's protocol number. Ignores
-    /// attributes that the dataplane never sets, so that such a rule is deleted, too.
+    /// Parses a rule; `None` if it does not have the dataplane's protocol number, or has an action
+    /// that the dataplane never uses. Ignores attributes that the dataplane never sets, so that
+    /// such a rule is deleted, too.
     fn parse(message: &Message<'_>) -> Option<Self> {
         let header = *message.payload.first_chunk::<12>()?;
         if message.kind != libc::RTM_NEWRULE {

@@ -50,14 +50,14 @@ const FILES: [&str; 6] = [
 const OPEN_MAX: usize = 256;
 /// Maximum number of bytes of all open files.
 const BYTES_MAX: usize = 256 << 20;
-/// Step in bytes by which the buffer of a file grows.
+/// Unit in bytes in which the size of an open file is counted, rounded up.
 const BYTES_STEP: usize = 1 << 20;
 /// Maximum number of threads that wait for a dataplane.
 const THREADS_MAX: usize = 16;
 /// Maximum number of remembered names of files that do not belong to IPVS.
 const LINKS_MAX: usize = 4096;
 
-/// Inode number of the first file. Smaller numbers belong to directories.
+/// Inode number of the first file. Smaller numbers belong to directories and to [`LINK`].
 const FIRST_FILE: u64 = 16;
 /// Inode number of the first sysctl.
 const FIRST_SYSCTL: u64 = 64;
@@ -185,7 +185,8 @@ pub(super) struct Files {
     threads: AtomicUsize,
 }
 
-/// Serves the file system until the mount namespace of the program has ended.
+/// Starts the thread that serves the file system until the mount namespace of the program has
+/// ended. Logs a failure.
 pub(super) fn start(own: Arc<Supervisor>, device: OwnedFd) {
     let files = Arc::new(Files {
         own,
@@ -200,7 +201,9 @@ pub(super) fn start(own: Arc<Supervisor>, device: OwnedFd) {
         .name(name)
         .spawn(move || files.serve());
     if let Err(error) = started {
-        log(&format!("cannot start a thread for IPVS's files: {error}"));
+        log(&format!(
+            "IPVS's files in /proc are not available: cannot start a thread: {error}"
+        ));
     }
 }
 

@@ -328,7 +328,7 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>, 
         Err(error) => {
             let _ = write!(
                 program,
-                "cannot read the network namespace in /proc: {error}"
+                "the supervisor cannot start, because /proc is not mounted, or no descriptor is available: {error}"
             );
             return;
         }

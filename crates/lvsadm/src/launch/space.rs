@@ -35,7 +35,8 @@ const DUMPS_MAX: usize = 16;
 /// A network namespace of the program, with a netlink socket that sends answers.
 #[derive(Debug)]
 pub(super) struct Space {
-    /// The address of the dataplane; the default if no socket is configured.
+    /// The address of the dataplane: the configured socket if this is the launcher's namespace,
+    /// otherwise the default.
     pub(super) address: Address,
     /// Whether servers with NAT get full NAT.
     full_nat: bool,
@@ -74,7 +75,7 @@ struct Link {
 impl Link {
     /// Restores the configuration of the program in a dataplane that has restarted and has no
     /// services; changes nothing in other cases. Returns a message for the log, which is empty if
-    /// nothing was restored.
+    /// there was nothing to restore.
     fn restore(&mut self, client: &mut Client) -> Result<String, Error> {
         let info: Info = client.call(&Call::Info {})?;
         let now = Instant::now();

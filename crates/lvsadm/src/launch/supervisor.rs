@@ -160,7 +160,9 @@ impl Supervisor {
                 Ok(_) => {}
                 Err(Errno::EINTR) => {}
                 Err(error) => {
-                    log(&format!("cannot wait until the program exits: {error}"));
+                    log(&format!(
+                        "the supervisor stops: cannot wait until the program exits: {error}"
+                    ));
                     return;
                 }
             }

@@ -195,14 +195,14 @@ fn netlink_answers_equal_kernel_answers() {
     let is_error = |answer: &[u8]| wire::u32_at(answer, 16).is_some_and(|errno| errno != 0);
     for service in &services {
         let answer = ask(&request(FAMILY, 4, 1, 1, service), &mut dataplane);
-        assert!(!is_error(&answer), "{}", hex(&answer));
+        assert!(!is_error(&answer), "{}: {}", hex(service), hex(&answer));
         for (_, message) in dumps.by_ref() {
             if wire::u16_at(message, 4) != Some(u16::MAX) {
                 break;
             }
             let attributes = [&service[..], &message[20..]].concat();
             let answer = ask(&request(FAMILY, 4, 1, 5, &attributes), &mut dataplane);
-            assert!(!is_error(&answer), "{}", hex(&answer));
+            assert!(!is_error(&answer), "{}: {}", hex(&attributes), hex(&answer));
         }
     }
 

@@ -45,7 +45,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     };
     let Some(first) = target.look()? else {
         return Err(Trouble::Dataplane(format!(
-            "{} has no server {server}",
+            "{} has no server {server}: `lvsadm -Ln' lists its servers",
             target.name
         )));
     };

@@ -326,13 +326,13 @@ mod tests {
             "# end of filters\nall deny 10.0.0.0/8\n",
             "all deny 10.0.0.0/8\n# end of fil",
         ] {
-            assert!(whole(text).is_err(), "{text}");
+            assert!(whole(text).is_err(), "{text:?}");
         }
         for text in [
             "# end of filters",
             "all deny 10.0.0.0/8\r\n# end of filters\r\n\r\n",
         ] {
-            assert!(whole(text).is_ok(), "{text}");
+            assert!(whole(text).is_ok(), "{text:?}");
         }
     }
 

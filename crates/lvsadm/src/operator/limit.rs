@@ -18,7 +18,9 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     })?;
     let name = service_text(service);
     let Some(info) = known.into_iter().next() else {
-        return Err(Trouble::Dataplane(format!("there is no service {name}")));
+        return Err(Trouble::Dataplane(format!(
+            "there is no service {name}: `lvsadm -Ln' lists the services"
+        )));
     };
     let wanted = wanted(info.config.extras.limits, words)?;
     if wanted != info.config.extras.limits {

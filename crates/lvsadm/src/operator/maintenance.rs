@@ -48,7 +48,7 @@ pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         let Some(mut daemon) = daemon else {
             let Some((_, info)) = info else {
                 return Err(Trouble::Dataplane(format!(
-                    "{} has no server {server}",
+                    "{} has no server {server}: `lvsadm -Ln' lists its servers",
                     service_text(service)
                 )));
             };
@@ -115,7 +115,9 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
     let until = match duration(words, "--for")? {
         None => None,
         Some(Duration::ZERO) => {
-            return Err(Trouble::Usage("--for: the duration is 0".to_owned()));
+            return Err(Trouble::Usage(
+                "--for: the duration is 0: expected more, such as 2h".to_owned(),
+            ));
         }
         Some(time) => {
             let now = SystemTime::now()

@@ -453,7 +453,7 @@ mod tests {
                 .join(" ");
             assert!(unwrapped.contains(operator.summary.split_at(1).1));
             for line in operator.help().lines() {
-                assert!(line.len() <= 100, "{line}");
+                assert!(line.len() <= 100, "{}: {line}", operator.name);
             }
         }
     }

@@ -14,7 +14,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         })?;
         if !may_be_virtual(vip) {
             return Err(Trouble::Usage(format!(
-                "{vip}: no host can have this as a virtual address"
+                "{vip}: expected a unicast address that is neither loopback nor link-local"
             )));
         }
         if !vips.contains(&vip) {
@@ -264,7 +264,7 @@ mod tests {
             let text = dr(&vips(&["2001:db8::10"]), undo);
             assert!(
                 text.contains("/128 dev lo") && !text.contains("sysctl"),
-                "{text}"
+                "undo {undo}: no `/128 dev lo`, or a `sysctl`, in {text}"
             );
         }
         let text = dr(&vips(&["192.0.2.10"]), true);
@@ -292,7 +292,10 @@ mod tests {
         ] {
             let text = tun(&vips(&["2001:db8::10"]), tunnel, 6080, false)
                 .expect("the tunnel type is known");
-            assert!(text.contains(words) && !text.contains("net.ipv4"), "{text}");
+            assert!(
+                text.contains(words) && !text.contains("net.ipv4"),
+                "no {words:?}, or a `net.ipv4`, in {text}"
+            );
         }
         assert!(tun(&vips(&["192.0.2.10"]), "vxlan", 1, false).is_err());
         assert!(nat(None, false).is_err() && nat(Some("x"), false).is_err());

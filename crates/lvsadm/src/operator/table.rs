@@ -139,7 +139,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "manage the rules that set firewall marks",
         text: "The first rule that matches a packet decides. A service with that mark (-f) then accepts it, so that one service can have several ports or addresses.",
         flags: flags! {
-            "--destination" "NETWORK": "destination address or network (by default all services, with --source and --drop or --host)";
+            "--destination" "NETWORK": "destination address or network; without it, a rule with --source and --drop or --host applies to packets to all services";
             "--source" "NETWORK": "source address or network";
             "--interface" "NAME": "incoming interface";
             "--protocol" "tcp|udp|sctp": "protocol (default: all three)";
@@ -192,7 +192,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             "--source-rate" "N": "new connections per second from one source, also the burst; 0: no limit";
             "--source-bits-v4" "N": "prefix length of a source in IPv4 (default: 32)";
             "--source-bits-v6" "N": "prefix length of a source in IPv6 (default: 64)";
-            "--off": "also remove the limits that are not given";
+            "--off": "also remove the limits that no other option sets";
         },
         examples: &["192.0.2.10:80 --source-rate 20"],
         run: limit::run,
@@ -227,10 +227,10 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "doctor",
         arguments: "",
         summary: "check this host and the real servers for common problems",
-        text: "Each finding is listed with its fix. Dropped and lost packets are findings until a minute after the last one. The exit status \
+        text: "Each finding is listed with its fix. Dropped and lost packets are findings until five minutes after the last one. The exit status \
                is 1 if there are findings.",
         flags: flags! {
-            "--since" "start": "also report packets dropped since the start of the dataplane, and by network cards since their start";
+            "--since" "start": "also report packets that the dataplane has dropped since its start, and network cards since the start of their drivers";
         },
         examples: &[],
         run: doctor::run,

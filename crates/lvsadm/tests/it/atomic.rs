@@ -168,14 +168,14 @@ fn refused_atomic_restore_names_line_and_changes_nothing() {
         let (errors, status) = bed.restore(rules);
         assert!(
             errors.contains(expected) && errors.ends_with("; nothing was changed\n"),
-            "{rules}: {errors}"
+            "{rules:?}: {errors}"
         );
         assert_eq!((status, bed.services()), (255, 1), "{rules}");
     }
 }
 
 #[test]
-fn invalid_atomic_lines_are_refused_without_dataplane() {
+fn invalid_atomic_line_is_refused_without_call_to_dataplane() {
     let bed = Bed::new("wrong");
     for (rules, expected) in [
         ("-C\n-A -t 192.0.2.2:80 --wrong\n", "line 2: "),
@@ -187,9 +187,9 @@ fn invalid_atomic_lines_are_refused_without_dataplane() {
         let (errors, status) = bed.restore(rules);
         assert!(
             errors.starts_with(expected) && errors.ends_with("; nothing was changed\n"),
-            "{errors}"
+            "{rules:?}: {errors}"
         );
-        assert_eq!((status, errors.lines().count()), (255, 1));
+        assert_eq!((status, errors.lines().count()), (255, 1), "{rules:?}");
     }
     assert_eq!(bed.calls(), 0);
 }

@@ -51,7 +51,10 @@ fn connections_are_listed_as_by_ipvsadm() {
         let persistent_conn = text.contains("pe_data");
         let mut titles = String::new();
         render::conn_titles(&mut titles, persistent_conn);
-        assert!(text.starts_with(&titles));
+        assert!(
+            text.starts_with(&titles),
+            "does not begin with {titles:?}: {text}"
+        );
         for line in text.lines().skip(2) {
             let words: Vec<&str> = line.split_whitespace().collect();
             let protocol = match words[0] {

@@ -206,9 +206,10 @@ fn unusable_socket_is_reported_with_path_and_fix() {
         let path = at(name).display().to_string();
         for (argv0, lines) in [("lvsadm", 1), ("ipvsadm", 2)] {
             let (out, err, code) = run(program(argv0, &socket).arg("-Ln"));
-            assert_eq!((out.as_str(), code), ("", Some(2)), "{name}: {err}");
-            assert_eq!(err.lines().count(), lines, "{name}: {err}");
-            assert!(err.contains(part) && err.contains(&path), "{name}: {err}");
+            let case = format!("{argv0}, socket {name}");
+            assert_eq!((out.as_str(), code), ("", Some(2)), "{case}: {err}");
+            assert_eq!(err.lines().count(), lines, "{case}: {err}");
+            assert!(err.contains(part) && err.contains(&path), "{case}: {err}");
         }
     }
     // The user may not enter the directory of the socket. Only root can become another user.

@@ -5,8 +5,8 @@
 //! or forward it a second time. The shield is an nf_tables table of the family `netdev`, whose
 //! chains drop such frames at the ingress of the interfaces, after the packet sockets and before
 //! all other hooks. The table is *owned* by the dataplane's netlink socket: the kernel removes it
-//! with the process, even after a kill, and no other process can change it (`nft flush ruleset`
-//! leaves it in place).
+//! with the last process that has this socket, even after a kill, and no other process can change
+//! it (`nft flush ruleset` leaves it in place).
 //!
 //! ```text
 //! table netdev lvs-1234 { flags owner;
@@ -61,7 +61,8 @@ use lvs_packet::wire::vlan;
 /// Priority of the hook: before connection tracking, NAT and all other hooks at the ingress.
 const PRIORITY: i32 = -300;
 
-/// Maximum number of simultaneous connections of the director's own host whose answers are hidden.
+/// Maximum number of simultaneous connections of the director's own host whose answers are hidden,
+/// for each IP version.
 const LOCAL_CLIENTS_MAX: u32 = 65_536;
 
 /// An error of the shield.
@@ -100,7 +101,8 @@ pub enum ShieldError {
     },
 }
 
-/// The shield. The kernel removes it when this value is dropped or the process ends.
+/// The shield. The kernel removes it when this value is dropped or the process ends, unless another
+/// process has a copy of the [socket](Self::socket).
 #[derive(Debug)]
 pub struct Shield {
     socket: Socket,

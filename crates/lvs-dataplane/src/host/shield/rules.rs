@@ -97,8 +97,9 @@ impl IpVersion {
         });
     }
 
-    /// Hides packets from one port or all ports of servers, their fragments, and ICMP errors about
-    /// packets to servers. `concerns` adds a further condition to each rule.
+    /// Hides packets from the endpoints in the sets `one_port` and `all_ports`, fragments from
+    /// `addresses` (with IPv6, also packets with AH), and ICMP errors about packets to `addresses`.
+    /// `concerns` adds a further condition to each rule.
     fn add_answers(
         self,
         batch: &mut Batch<'_>,

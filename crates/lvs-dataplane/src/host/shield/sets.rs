@@ -238,14 +238,14 @@ mod tests {
             let (set, key) = local_client(&client);
             sets.entry(set).or_default().insert(key);
             let declared = family.sets();
-            assert_eq!(sets.len(), declared.len());
+            assert_eq!(sets.len(), declared.len(), "{ip}");
             for set in declared {
                 for key in &sets[&family.name(set.name)] {
                     assert_eq!(
                         key.len(),
                         usize::try_from(set.key_len).unwrap(),
                         "{}",
-                        set.name
+                        family.name(set.name)
                     );
                 }
             }

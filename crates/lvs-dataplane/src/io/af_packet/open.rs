@@ -19,7 +19,7 @@ const BUFFER: i32 = 16 << 20;
 /// It is an odd number of cache lines, so that the beginnings of slots are spread over the cache.
 pub const SLOT: usize = 27 * 64;
 
-/// Minimum number of slots of the ring: 14 MiB for each interface.
+/// Minimum number of slots of all rings of an interface: 14 MiB.
 const SLOTS: usize = 8192;
 
 /// Size in bytes of a slot for a SYN, which usually has no data.
@@ -141,9 +141,9 @@ impl AfPacket {
         Opening::new(ifindex, name, By::Messages).open()
     }
 
-    /// As [`Self::open`], with a separate queue for SYNs, and with `turn`, reinjection of frames
-    /// into the host ([`Self::give_back`]), if the host permits them. With `fast_path`, the kernel
-    /// fast path is attached, whose frames the socket does not receive.
+    /// As [`Self::open`], but SYNs have a separate queue, and with `turn`, frames can be reinjected
+    /// into the host ([`Self::give_back`]); both only if the host permits it. With `fast_path`, the
+    /// kernel fast path is attached, whose frames the socket does not receive.
     ///
     /// # Errors
     /// See [`OpenError`].

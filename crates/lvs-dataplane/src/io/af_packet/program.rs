@@ -1,6 +1,6 @@
-//! The classic BPF program that divides the frames of an interface among packet workers. It
-//! computes [`Steering::home`](lvs_packet::steer::Steering::home) as far as the first headers of a
-//! frame permit.
+//! Builds the classic BPF program that divides the frames of an interface among packet workers. The
+//! program computes [`Steering::home`](lvs_packet::steer::Steering::home) as far as the first
+//! headers of a frame permit.
 //!
 //! ```text
 //!  EtherType ─▶ ports, SYN? ─▶ destination: among the ranges? ─┬─ virtual: hash of the source ──────┐
@@ -78,7 +78,8 @@ impl Assembler {
         self.ops
     }
 
-    /// Stores the ports at the offset `at`, and with `firsts`, whether the packet is a SYN.
+    /// Stores the ports, which are at the offset `at` of the packet, and with `firsts`, whether the
+    /// packet is a SYN.
     fn ports(&mut self, protocol_at: u32, load: (u16, u16), at: u32, plan: &Plan, firsts: bool) {
         self.add(load.0, at);
         self.add(STORE, FROM);
@@ -507,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn icmp_error_is_received_by_worker_of_its_connection() {
+    fn steering_assigns_icmp_error_to_worker_of_its_connection() {
         let (table, _) = addresses();
         let (client, virt) = (
             IpAddr::from([192, 0, 2, 7]),

@@ -171,7 +171,8 @@ pub struct Changes {
     pub neighbours: Vec<(u32, IpAddr)>,
     /// Whether a neighbour has a new link-layer address, or has lost it.
     pub moved: bool,
-    /// Whether a rule, route or proxy neighbour of the TUN backend was deleted.
+    /// Whether a rule, route or proxy neighbour with the dataplane's protocol number was deleted,
+    /// or may have been.
     pub steering: bool,
     /// Whether events were lost, and all tables were read again.
     pub resynchronised: bool,

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_disabled_fast_path_is_a_finding() {
+    fn doctor_configured_but_inactive_fast_path_is_a_finding() {
         let found = |active: bool| {
             let mut info = Info::default();
             info.interfaces.clear();
@@ -456,7 +456,7 @@ mod tests {
         for state in ["away", "refused", "silent", "behind"] {
             let finding = found(state, 10).expect("there is a finding");
             let words = format!("not replicated to this director, for 10 s ({state}: no route)");
-            assert!(finding.what.contains(&words), "{finding:?}");
+            assert!(finding.what.contains(&words), "no {words:?} in {finding:?}");
         }
     }
 

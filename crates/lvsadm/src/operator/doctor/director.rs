@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_reports_active_director_that_waits_for_dataplane_and_no_ready_director() {
+    fn doctor_reports_active_director_only_if_it_is_not_ready() {
         let standby = director("backup", false, true);
         assert!(standby.has_given_up(VIP) && standby.stands_by().is_some());
         assert!(found(&standby).is_empty());

@@ -489,10 +489,16 @@ mod tests {
         for device in ["device \"eth0\"", "devices = { eth0, eth9 }"] {
             let at = format!("ingress {device} priority -500");
             let answer = found(&chain(&at, "tcp dport 80 counter packets 0 bytes 0 drop"));
-            assert_eq!(answer.len(), 1, "{answer:?}");
-            assert!(answer[0].contains("at the ingress of device"), "{answer:?}");
+            assert_eq!(answer.len(), 1, "{device}: {answer:?}");
+            assert!(
+                answer[0].contains("at the ingress of device"),
+                "{device}: {answer:?}"
+            );
             let answer = found(&chain(&at, "ip saddr 203.0.113.0/24 drop"));
-            assert!(answer[0].contains("drops by source"), "{answer:?}");
+            assert!(
+                answer[0].contains("drops by source"),
+                "{device}: {answer:?}"
+            );
             // The rule only counts packets.
             assert!(found(&chain(&at, "tcp dport 80 counter")).is_empty());
         }
@@ -520,7 +526,10 @@ mod tests {
         ] {
             let answer = found(&chain(at, rule));
             assert_eq!(answer.len(), 1, "{rule}: {answer:?}");
-            assert!(answer[0].contains("the dataplane sends"), "{answer:?}");
+            assert!(
+                answer[0].contains("the dataplane sends"),
+                "{rule}: {answer:?}"
+            );
         }
         for rule in ["tcp dport 22 drop", "tcp sport 80 accept", "counter"] {
             assert!(found(&chain(at, rule)).is_empty(), "{rule}");
@@ -675,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_iptables_rules_are_findings() {
+    fn doctor_iptables_rule_for_service_is_a_finding() {
         let saved = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m tcp --dport 80 -j DROP\n-A INPUT -p udp --dport 53 -j DROP\nCOMMIT\n";
         let mut findings = Findings::default();
         rules(&services("nat", 1), &[], saved, &mut findings);

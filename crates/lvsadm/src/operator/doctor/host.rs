@@ -212,7 +212,7 @@ mod tests {
             let read = |_: &str| setting.to_owned();
             forwarding(&services("nat", 1), &read, "", &mut findings);
             let answer = findings.0.iter().any(|f| f.fix.contains("ip_forward=1"));
-            assert_eq!(answer, found, "{findings:?}");
+            assert_eq!(answer, found, "{setting:?}: {findings:?}");
         }
         let chains = "table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n";
         let mut findings = Findings::default();
@@ -244,7 +244,11 @@ mod tests {
                 .iter()
                 .map(|one| one.kind.code.as_str())
                 .collect();
-            assert_eq!(codes == ["conntrack_full"], found, "{count}: {findings:?}");
+            assert_eq!(
+                codes == ["conntrack_full"],
+                found,
+                "{count:?} of {max:?}: {findings:?}"
+            );
         }
     }
 }

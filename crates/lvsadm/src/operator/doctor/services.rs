@@ -140,8 +140,8 @@ fn threshold(
     }
 }
 
-/// Reports a server that clients cannot use: it does not answer them, while other servers of the
-/// service do; or lvsd's checks on the path of clients fail.
+/// Reports a server that has left too many connections of clients unanswered in the last minute, or
+/// that lvsd finds suspicious.
 fn unanswered(
     service: &ServiceInfo,
     server: &ServerInfo,
@@ -226,8 +226,9 @@ fn too_big(report: &TooBig, when: When, findings: &mut Findings) {
     );
 }
 
-/// Reports tunnels over links whose MTU has no room for the tunnel header, even if no packet was
-/// too long yet.
+/// Reports tunnels over links with an MTU of at most 1,500, which has no room for a full packet and
+/// its tunnel header. Omits servers for which packets were too long already: [`too_big`] reports
+/// them.
 fn narrow_tunnels(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
     let reported = |server: IpAddr| info.too_big.iter().any(|report| report.server == server);
     let servers = services.iter().flat_map(|service| &service.servers);

@@ -18,10 +18,10 @@ use crate::invocation::Invocation;
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let interval = match words.number::<f64>("--interval")?.unwrap_or(1.0) {
         seconds if (0.1..=3600.0).contains(&seconds) => Duration::from_secs_f64(seconds),
-        _ => {
-            return Err(Trouble::Usage(
-                "--interval: expected 0.1 to 3600 seconds".into(),
-            ));
+        seconds => {
+            return Err(Trouble::Usage(format!(
+                "--interval {seconds}: expected 0.1 to 3600 seconds"
+            )));
         }
     };
     let count: Option<u64> = words.number("--count")?;
