@@ -845,7 +845,8 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, Option<String>) {
         if lower <= upper.unwrap_or(0) {
             keys.insert("resume_below", lower.to_string());
         } else {
-            unread.get_or_insert_with(|| format!("`l:{lower}` is above `u:`"));
+            unread
+                .get_or_insert_with(|| format!("`l:{lower}` is above `u:`, which is 0 if missing"));
         }
     }
     (asked, unread)

@@ -478,7 +478,10 @@ users:
         ] {
             let (what, help) = access(&directory, Some(context)).unwrap_err();
             assert!(what.contains(words), "{context}: no {words:?} in {what}");
-            assert!(!help.is_empty() && !what.contains("s3cret"), "{what}");
+            assert!(
+                !help.is_empty() && !what.contains("s3cret"),
+                "{context}: {what}"
+            );
         }
     }
 
