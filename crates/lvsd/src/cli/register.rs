@@ -57,7 +57,7 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     for (option, name) in [("--pool", &register.pool), ("--id", id)] {
         if !Cluster::is_name(name) {
             return Err(format!(
-                "{option} must have 1 to 128 characters without whitespace and slashes"
+                "{option} {name:?} is not a name: write 1 to 128 bytes without whitespace, slashes and control characters"
             ));
         }
     }

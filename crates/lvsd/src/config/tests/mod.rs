@@ -234,7 +234,7 @@ fn every_example_loads_without_a_warning() {
         let (config, warnings) =
             Config::from_toml(name, text).unwrap_or_else(|report| panic!("{report}"));
         assert!(!config.services.is_empty(), "{name}");
-        assert!(warnings.findings.is_empty(), "{warnings}");
+        assert!(warnings.findings.is_empty(), "{name}: {warnings}");
     }
 }
 
