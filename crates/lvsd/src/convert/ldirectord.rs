@@ -710,9 +710,9 @@ impl Building {
         self.servers_without_port();
     }
 
-    /// Sets the port of the checks of servers without a port: ldirectord uses the default port of
-    /// the check's protocol, not the port of the virtual service. Reports the servers if the
-    /// protocol has no default port.
+    /// Completes the checks of servers without a port: ldirectord uses the default port of the
+    /// check's protocol, not the port of the virtual service. If the protocol has no default port,
+    /// reports the servers; they are then checked at the port of the virtual service, if it has one.
     fn servers_without_port(&mut self) {
         let known = self.negotiation.port(self.port);
         let own = self.port;

@@ -44,8 +44,8 @@ use super::{Shared, retry, timer};
 const PAGE: i64 = 500;
 /// Interval at which lvsd probes the member of etcd that it uses.
 const PROBE: Duration = Duration::from_secs(5);
-/// Number of consecutive probes that find another number of keys than the watch has reported, after
-/// which all keys are listed again.
+/// After this number of consecutive probes that find another number of keys than the watch has
+/// reported, all keys are listed again.
 const DIFFER_MAX: u32 = 3;
 /// Changes within this time are passed to the daemon together. Also other short pauses, such as
 /// before lvsd tries the next member.

@@ -493,8 +493,8 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// Number of a Service's ready endpoints on each node; 0 if all endpoints on the node only finish
-/// their connections.
+/// Number of a Service's ready endpoints on each node; 0 if the node has only endpoints that accept
+/// no new connections.
 fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str, u16> {
     let mut nodes: BTreeMap<&str, u16> = BTreeMap::new();
     // An endpoint that moves between slices may be in both.
