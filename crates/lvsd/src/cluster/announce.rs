@@ -314,7 +314,8 @@ mod tests {
     }
 
     #[test]
-    fn vips_are_deprioritised_or_withdrawn_if_director_is_unready_in_maintenance_or_lacks_peers() {
+    fn vips_are_deprioritised_or_withdrawn_if_director_is_in_maintenance_is_unready_or_lacks_peers()
+    {
         let address: IpAddr = "192.0.2.10".parse().unwrap();
         let other: IpAddr = "192.0.2.11".parse().unwrap();
         let mut wish = WantedAnnouncements {

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn track_number_is_lower_without_quorum_in_maintenance_without_peers_or_if_unready() {
+    fn track_number_is_lower_if_director_lacks_quorum_or_peers_is_in_maintenance_or_is_unready() {
         let standing = |ready, quorum, maintenance| {
             Fitness {
                 ready,

@@ -398,7 +398,7 @@ fn passive_true_requires_tcp_and_passive_number_requires_tcp_and_nat() {
 }
 
 #[test]
-fn check_goes_through_the_service_by_default_if_possible() {
+fn check_goes_through_service_by_default_unless_impossible_or_excluded_by_other_settings() {
     for (keys, by_default) in [
         ("", Some(true)),
         ("check = { type = \"http\" }", Some(true)),

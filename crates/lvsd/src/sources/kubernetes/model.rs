@@ -569,7 +569,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn kubernetes_parser_does_not_panic_on_any_text(objects in proptest::collection::vec(anything(), 0..8)) {
+        fn kubernetes_parser_does_not_panic_on_any_json(objects in proptest::collection::vec(anything(), 0..8)) {
             let mut model = Model::default();
             let objects: Vec<String> = objects.iter().map(Value::to_string).collect();
             for kind in Kind::ALL {
