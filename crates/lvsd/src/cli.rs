@@ -509,8 +509,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// Loads the configuration. If it is invalid, the daemon loads the last valid one if the dataplane
-/// is running, and `lvsd dataplane` loads it if the previous dataplane has crashed.
+/// Loads the configuration. If it is invalid or unreadable, the daemon loads the last valid one if
+/// the dataplane is running, and `lvsd dataplane` loads it if the previous dataplane has crashed.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
         Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),
@@ -540,8 +540,8 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     Ok((config, report, loaded))
 }
 
-/// Absolute path of a running daemon's configuration file, which may be relative to the daemon's
-/// working directory.
+/// Path of a running daemon's configuration file. A path relative to the daemon's working directory
+/// becomes absolute, if this directory can be determined.
 fn file_of(daemon: &Status) -> PathBuf {
     let file = PathBuf::from(&daemon.config);
     if file.is_absolute() {

@@ -44,7 +44,10 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     })?;
     let lease = Duration::from_secs(register.lease);
     if !Cluster::LEASES.contains(&lease) {
-        return Err("--lease must be 2 to 3600 seconds".to_owned());
+        return Err(format!(
+            "--lease {} is out of range: write 2 to 3600 seconds",
+            register.lease
+        ));
     }
     let registration = Registration {
         address: register.address.clone(),
@@ -57,7 +60,7 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     for (option, name) in [("--pool", &register.pool), ("--id", id)] {
         if !Cluster::is_name(name) {
             return Err(format!(
-                "{option} must have 1 to 128 characters without whitespace and slashes"
+                "{option} {name:?} is not a name: write 1 to 128 bytes without whitespace, slashes and control characters"
             ));
         }
     }

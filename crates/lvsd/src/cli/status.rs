@@ -121,7 +121,8 @@ pub(super) fn status(dataplane: &Address, selection: &Selection, json: bool) -> 
     super::write(rendered(status, selection, look)?.as_bytes())
 }
 
-/// Prints the status repeatedly until interrupted. On a terminal, it replaces the previous output.
+/// Prints the status repeatedly until interrupted, or until the selected service is missing or the
+/// output fails. On a terminal, the status replaces the previous output.
 pub(super) fn watch(dataplane: &Address, selection: &Selection) -> Result<(), String> {
     loop {
         let look = Look::of_output(selection.name.is_some());

@@ -38,8 +38,8 @@ pub(crate) enum Ability {
     None,
 }
 
-/// The announcement of an address from the states of its services; `None` leaves the announcement
-/// unchanged, because a state is unknown. The address is announced if all services have their
+/// The announcement of an address from the states of its services; `None` if a state is unknown, so
+/// that the announcement stays unchanged. The address is announced if all services have their
 /// quorum, and withdrawn if none can serve. Otherwise it stays announced, and routers prefer other
 /// directors.
 pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
@@ -178,8 +178,8 @@ impl Drop for Announcer {
 }
 
 impl Announcer {
-    /// Starts the thread for the dataplane at `address`. It stops sending if `turns`, the heartbeat
-    /// of the daemon's loop, stops.
+    /// Starts the thread for the dataplane at `address`. The thread stops sending if `turns`, the
+    /// heartbeat of the daemon's loop, stops.
     pub(super) fn start(address: Address, turns: Pulse, wish: WantedAnnouncements) -> Self {
         let (sender, announced) = watch::channel(Announced::default());
         let door = Arc::new(Door::default());
@@ -314,7 +314,8 @@ mod tests {
     }
 
     #[test]
-    fn vips_are_deprioritised_or_withdrawn_if_director_is_unready_in_maintenance_or_lacks_peers() {
+    fn vips_are_deprioritised_or_withdrawn_if_director_is_in_maintenance_is_unready_or_lacks_peers()
+    {
         let address: IpAddr = "192.0.2.10".parse().unwrap();
         let other: IpAddr = "192.0.2.11".parse().unwrap();
         let mut wish = WantedAnnouncements {

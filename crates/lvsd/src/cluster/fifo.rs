@@ -244,7 +244,9 @@ impl Fifo {
 fn open(path: &Path) -> Result<Fifo, String> {
     let shown = path.display();
     let failed = |error: io::Error| {
-        format!("cannot listen to keepalived at {shown}: {error}; this director will not be active")
+        format!(
+            "cannot listen to keepalived at {shown}: {error}; lvsd receives no changes of the VRRP state: permit lvsd to create this FIFO, or set another path (`fifo` in [vrrp])"
+        )
     };
     if let Some(directory) = path.parent() {
         let _ = std::fs::create_dir_all(directory);

@@ -1,5 +1,5 @@
-//! One director among several: whether it owns the virtual addresses, and whether it is in
-//! maintenance.
+//! Decides whether this director, one of several, owns the virtual addresses or announces them, and
+//! stores whether it is in maintenance.
 //!
 //! ```text
 //!  dataplane: ready? ──┐                        ┌──▶ track file ──▶ keepalived ──▶ VRRP
@@ -48,7 +48,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The name of the VRRP instance in keepalived's configuration and messages.
 pub const INSTANCE: &str = "lvs";
 
-/// The paths and connections for VRRP, announcements and maintenance.
+/// Values outside the configuration that VRRP, announcements and maintenance need.
 #[derive(Clone, Debug)]
 pub struct ClusterPaths {
     /// Address of the dataplane.
@@ -105,7 +105,8 @@ struct Running {
     trouble: Option<String>,
     /// When to check the track file.
     checks: Interval,
-    /// Whether the last check of the track file found that another process had changed the file.
+    /// Whether the last check of the track file found that another process had removed or changed
+    /// the file.
     meddled: bool,
 }
 
@@ -149,7 +150,8 @@ impl Cluster {
         self.follow();
     }
 
-    /// Sets the announcements of addresses; `None` leaves an address unchanged.
+    /// Sets the announcements of addresses. `None` leaves an address unchanged, unless this director
+    /// must withdraw all addresses.
     pub(crate) fn announce(
         &mut self,
         addresses: BTreeMap<IpAddr, Option<api::Standing>>,
@@ -181,8 +183,8 @@ impl Cluster {
         }
     }
 
-    /// Texts about changes of announced addresses since the last call; none while the dataplane
-    /// cannot be reached.
+    /// Texts about changes of announced addresses since the last call; none while the announcements
+    /// cannot be sent to the dataplane.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();
@@ -213,7 +215,8 @@ impl Cluster {
         news
     }
 
-    /// Waits for a change. Pends forever without `[vrrp]` and announced addresses.
+    /// Waits for a change, or for the next check of the track file. Pends forever if the file has
+    /// neither `[vrrp]` nor announced addresses.
     pub(crate) async fn changed(&mut self) {
         let announced = async {
             match &mut self.announcer {
@@ -417,7 +420,7 @@ impl Cluster {
     }
 
     /// Returns a handle with which a client waits until the dataplane has applied the latest
-    /// announcements; `None` without announced addresses.
+    /// announcements; `None` if lvsd has not begun to announce addresses.
     pub(crate) fn unapplied(&self) -> Option<Unapplied> {
         self.announcer.as_ref().map(Announcer::unapplied)
     }

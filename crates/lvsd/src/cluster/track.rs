@@ -1,4 +1,5 @@
-//! The number in the track file, which keepalived adds to the director's priority.
+//! Computes the number for the track file, which keepalived adds to the director's priority, and
+//! checks the file.
 
 use std::io::Read;
 use std::path::Path;
@@ -16,7 +17,7 @@ pub(super) const UNFIT: i16 = -254;
 /// The fitness of a director to be active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fitness {
-    /// Whether this director has received the connections of its peers.
+    /// Whether the dataplane answers and has received the connections of its peers.
     pub(super) ready: bool,
     /// Whether all services of this director have their quorum.
     pub(super) quorum: bool,
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn track_number_is_lower_without_quorum_in_maintenance_without_peers_or_if_unready() {
+    fn track_number_is_lower_if_director_lacks_quorum_or_peers_is_in_maintenance_or_is_unready() {
         let standing = |ready, quorum, maintenance| {
             Fitness {
                 ready,

@@ -214,7 +214,8 @@ impl Vrrp {
     pub const ADVERT: Duration = Duration::from_millis(300);
     /// The default priority.
     pub const PRIORITY: u8 = 200;
-    /// Added to the priority during maintenance, so that a director without maintenance takes over.
+    /// Added to the priority during maintenance, and while the dataplane lacks configured peers, so
+    /// that another director takes over.
     pub const MAINTENANCE: i16 = -100;
     /// Added to the priority below a quorum, so that a director with all of its quorums takes over.
     pub const BELOW_QUORUM: i16 = -50;

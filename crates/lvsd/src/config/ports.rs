@@ -148,12 +148,13 @@ impl std::fmt::Display for ManyPorts {
     }
 }
 
-/// Whether lvsd has generated this mark rule.
+/// Whether a rule sets a mark of the range that is reserved for lvsd ([`MARKS`]).
 pub(crate) fn is_generated(rule: &str) -> bool {
     generated_mark(rule).is_some()
 }
 
-/// The mark of a rule that lvsd has generated; `None` for any other rule.
+/// The mark that a rule sets, if it is in the range that is reserved for lvsd ([`MARKS`]); `None`
+/// for any other rule.
 pub(crate) fn generated_mark(rule: &str) -> Option<u32> {
     let words: Vec<&str> = rule.split_whitespace().collect();
     match MarkRule::parse(&words).ok()?.action {

@@ -372,7 +372,7 @@ pub(super) struct RawAnnounce {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawService {
-    /// Name in logs. Default: protocol and address.
+    /// Name in logs, metrics and the status. Default: protocol and address, or the mark.
     pub(super) name: Option<Spanned<String>>,
     /// Virtual address and port, or ports: `192.0.2.10:80`, `192.0.2.10:80,8000-8999`,
     /// `192.0.2.10:*`; or an array of them. This or `fwmark` is required.
@@ -688,7 +688,7 @@ impl RawCheckTable {
     ];
 }
 
-/// `[[mark]]`: a rule that sets firewall marks.
+/// `[[mark]]`: a rule that sets a firewall mark on packets, drops them, or passes them to the host.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawMark {

@@ -259,7 +259,8 @@ impl<'a> Reader<'a> {
         all
     }
 
-    /// Adds a service for each address of `service` to `all`, or `service` itself if it has none.
+    /// Adds a service for each address of `service` to `all`, or `service` itself if it has no key
+    /// `address`. Reports an empty array of addresses.
     fn each_address(
         &mut self,
         mut service: Spanned<RawService>,

@@ -450,7 +450,8 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
     }
 }
 
-/// Removes keys that lvsd refuses from a page, and returns them with the reasons.
+/// Removes from a page the keys that lvsd refuses, and returns them with the reasons. A page that
+/// would still be invalid stays unchanged.
 fn repaired_page(page: &mut Check) -> Vec<String> {
     let mut check = page.clone();
     check.insert("type", quote("http"));

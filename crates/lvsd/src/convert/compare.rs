@@ -34,10 +34,12 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
     let (config, _) = Config::from_toml("", toml).map_err(|report| report.to_string())?;
     let dump = dump::read(printed);
     if dump.services.is_empty() && !dump.whole {
-        let last = printed.lines().next_back().unwrap_or("nothing");
-        return Err(format!(
-            "keepalived has printed no virtual server, and at the end: {last}"
-        ));
+        return Err(match printed.lines().next_back() {
+            Some(last) => {
+                format!("keepalived has printed no virtual server; its last line is: {last}")
+            }
+            None => "keepalived has printed nothing".to_owned(),
+        });
     }
     let mut compared = Compared {
         whole: dump.whole,

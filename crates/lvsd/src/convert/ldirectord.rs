@@ -710,9 +710,9 @@ impl Building {
         self.servers_without_port();
     }
 
-    /// Sets the port of the checks of servers without a port: ldirectord uses the default port of
-    /// the check's protocol, not the port of the virtual service. Reports the servers if the
-    /// protocol has no default port.
+    /// Completes the checks of servers without a port: ldirectord uses the default port of the
+    /// check's protocol, not the port of the virtual service. If the protocol has no default port,
+    /// reports the servers; they are then checked at the port of the virtual service, if it has one.
     fn servers_without_port(&mut self) {
         let known = self.negotiation.port(self.port);
         let own = self.port;
@@ -845,7 +845,8 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, Option<String>) {
         if lower <= upper.unwrap_or(0) {
             keys.insert("resume_below", lower.to_string());
         } else {
-            unread.get_or_insert_with(|| format!("`l:{lower}` is above `u:`"));
+            unread
+                .get_or_insert_with(|| format!("`l:{lower}` is above `u:`, which is 0 if missing"));
         }
     }
     (asked, unread)

@@ -263,14 +263,20 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
             .iter()
             .map(|server| server.address.as_str())
             .collect();
-        let servers = servers.join(", ");
+        let servers = match servers.is_empty() {
+            true => String::new(),
+            false => format!(
+                "; these servers are not added to it: {}",
+                servers.join(", ")
+            ),
+        };
         let at = service.at.clone();
         let mut first = |what: String, protocol: String| {
             let place = seen.entry((what.clone(), protocol)).or_insert(at.clone());
             let is_first = *place == at;
             if !is_first {
                 lost.push(format!(
-                    "{at}: {what}: the virtual server {place} has this address; these servers are not added to it: {servers}"
+                    "{at}: {what}: it belongs to the virtual server at {place} already{servers}"
                 ));
             }
             is_first

@@ -398,7 +398,7 @@ fn services_of_same_address_are_joined_for_keepalived_only_and_loops_are_omitted
     assert_eq!(
         done.lost,
         [
-            "line 4: 192.0.2.1:80: the virtual server line 1 has this address; these servers are not added to it: 10.0.0.2:80"
+            "line 4: 192.0.2.1:80: it belongs to the virtual server at line 1 already; these servers are not added to it: 10.0.0.2:80"
         ]
     );
 }
@@ -774,14 +774,18 @@ fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
         let (done, _) = converted(SourceFormat::Keepalived, &text);
         assert!(
             !done.toml.contains("regex ="),
-            "unexpected `regex =` in {}",
+            "{modifier}: unexpected `regex =` in {}",
             done.toml
         );
         let named = |line: &&String| {
             let word = modifier.split(' ').next().unwrap_or_default();
             line.contains("regex error") && line.contains(word)
         };
-        assert!(done.lost.iter().any(|line| named(&line)), "{:?}", done.lost);
+        assert!(
+            done.lost.iter().any(|line| named(&line)),
+            "{modifier}: {:?}",
+            done.lost
+        );
     }
 }
 
@@ -833,10 +837,10 @@ fn loopback_servers_are_reported_and_loopback_sorry_server_is_omitted() {
     ] {
         let (done, _) = converted(kind, text);
         let named = done.lost.iter().filter(|line| line.contains("loopback"));
-        assert_eq!(named.count(), 2, "{:?}", done.lost);
+        assert_eq!(named.count(), 2, "{kind:?}: {:?}", done.lost);
         assert!(
             !done.toml.contains("\nsorry ="),
-            "unexpected `sorry =` in {}",
+            "{kind:?}: unexpected `sorry =` in {}",
             done.toml
         );
     }
@@ -908,7 +912,7 @@ fn number_invalid_for_keepalived_is_reported_and_converted_to_value_that_keepali
         let server = server_of(&done.toml, server);
         assert!(
             expected.iter().all(|part| server.contains(part)),
-            "{server}"
+            "{expected:?}: {server}"
         );
     }
     assert!(
@@ -950,12 +954,12 @@ fn flag_of_another_scheduler_is_omitted_and_reported() {
         let (done, _) = converted(SourceFormat::Keepalived, &text);
         assert!(
             done.toml.contains(&format!("scheduler_flags = {flags}")),
-            "{}",
+            "{flags}: {}",
             done.toml
         );
         assert!(
             matches!(done.lost.as_slice(), [one] if one.contains(named)),
-            "{:?}",
+            "{named}: {:?}",
             done.lost
         );
     }
@@ -1000,7 +1004,7 @@ fn tunnel_that_keepalived_refuses_is_reported_and_outer_tunnel_or_ipip_applies()
         );
         assert!(
             done.toml.contains("forward = \"tun\""),
-            "no `forward = \"tun\"` in {}",
+            "{outer} {own}: no `forward = \"tun\"` in {}",
             done.toml
         );
         assert_eq!(done.lost.len(), 1, "{outer} {own}: {:?}", done.lost);
@@ -1036,7 +1040,7 @@ fn second_setting_on_a_keepalived_line_is_reported_and_vrrp_line_is_kept_in_rest
     ] {
         assert!(
             done.lost.iter().any(|lost| lost.contains(named)),
-            "{:?}",
+            "{named}: {:?}",
             done.lost
         );
     }
@@ -1058,7 +1062,7 @@ fn keepalived_check_without_equivalent_is_reported_if_server_has_another_check()
             done.lost
                 .concat()
                 .contains("the server is checked without it"),
-            "{:?}",
+            "{checks}: {:?}",
             done.lost
         );
     }
@@ -1104,7 +1108,7 @@ fn check_command_of_ldirectord_gets_the_configured_port_of_server() {
     for (server, port) in [("10.0.0.1", "0"), ("10.0.0.3", "82")] {
         let server = server_of(&done.toml, server);
         let command = format!("\"192.0.2.1\", \"80\", \"{{address}}\", \"{port}\"]");
-        assert!(server.contains(&command), "{}", done.toml);
+        assert!(server.contains(&command), "{command}: {}", done.toml);
     }
     assert!(
         !server_of(&done.toml, "10.0.0.2:81").contains("check"),

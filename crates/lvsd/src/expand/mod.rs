@@ -198,7 +198,7 @@ impl Expanded {
         }
     }
 
-    /// Whether both are equal, regardless of the revision of etcd.
+    /// Whether `other` is equal, regardless of the revision of etcd.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.services == other.services
             && self.files == other.files

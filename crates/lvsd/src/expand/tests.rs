@@ -242,7 +242,7 @@ fn invalid_etcd_service_is_ignored_or_replaced_by_its_last_valid_text() {
         assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.3:80"], "{wrong}");
         assert!(
             expanded.left_out[0].contains(words),
-            "{:?}",
+            "no {words:?} in {:?}",
             expanded.left_out
         );
         let expanded = services(Some(&good));
@@ -251,7 +251,7 @@ fn invalid_etcd_service_is_ignored_or_replaced_by_its_last_valid_text() {
         let left_out = &expanded.left_out[0];
         assert!(
             left_out.ends_with("its previous state stays"),
-            "does not end with `its previous state stays`: {left_out}"
+            "{wrong}: does not end with `its previous state stays`: {left_out}"
         );
         assert_eq!(expanded.in_force[0].1, good);
         assert_eq!(vips(&services(Some(wrong))).len(), 2, "{wrong}");
@@ -314,7 +314,7 @@ fn etcd_service_that_conflicts_with_earlier_key_is_refused() {
         let reported = expanded.left_out.concat();
         assert!(
             reported.starts_with("etcd key /lvs/services/b: "),
-            "does not begin with `etcd key /lvs/services/b: `: {reported}"
+            "{words}: does not begin with `etcd key /lvs/services/b: `: {reported}"
         );
         assert!(reported.contains(words), "no {words:?} in {reported}");
     }

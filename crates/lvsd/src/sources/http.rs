@@ -34,8 +34,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Parses a URL without a path and a user name, such as `https://10.0.0.5:2379`; `usual` is the
-    /// default port. Returns `None` for other texts.
+    /// Parses a URL that has no user name and no path except `/`, such as `https://10.0.0.5:2379`;
+    /// `usual` is the default port. Returns `None` for other texts.
     pub(crate) fn parse(text: &str, usual: u16) -> Option<Self> {
         let uri: hyper::Uri = text.parse().ok()?;
         let secure = match uri.scheme_str()? {

@@ -95,7 +95,7 @@ impl Files {
     }
 }
 
-/// Number of lines in a text; the last one need not end with a line break.
+/// Number of lines in a text. A text that ends with a line break has an empty last line.
 fn lines(text: &str) -> usize {
     1 + text.bytes().filter(|byte| *byte == b'\n').count()
 }

@@ -383,7 +383,7 @@ const RENAMED: [(&str, &str, &str); 30] = [
 ];
 
 const IPVS: &str = "write it below [sync.ipvs]";
-const PROCFS: &str = "write `lvs-run -- COMMAND` to start the program that reads these files: it reads /proc/net/ip_vs* of the dataplane; and remove this key";
+const PROCFS: &str = "write `lvs-run -- COMMAND` to start the program that reads /proc/net/ip_vs*, so that it reads these files of the dataplane; and remove this key";
 
 /// An error about a key that the table does not accept, with a suggestion or the list of keys.
 pub(crate) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {

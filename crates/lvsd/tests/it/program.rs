@@ -100,7 +100,7 @@ fn check_config_option_is_refused_with_a_hint_to_lvsd_check() {
         let message = errors(&output);
         assert!(
             message.contains("`lvsd check [FILE]`"),
-            "no \"`lvsd check [FILE]`\" in {message}"
+            "{arguments:?}: no \"`lvsd check [FILE]`\" in {message}"
         );
     }
 }

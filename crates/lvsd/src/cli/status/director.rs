@@ -39,7 +39,8 @@ pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
             vrrp.track
         );
         if !vrrp.ready {
-            let _ = write!(text, "; NOT READY, waits for {}", vrrp.waits_for);
+            let cause = cause_of_wait(&vrrp.waits_for);
+            let _ = write!(text, "; NOT READY, waits for {cause}");
         }
         if vrrp.ignored > 0 {
             let _ = write!(text, "; {} lines in the FIFO were invalid", vrrp.ignored);
@@ -55,11 +56,8 @@ pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
                 true => "this director announces no addresses",
                 false => "routers prefer other directors",
             };
-            let _ = writeln!(
-                text,
-                "{effect}: NOT READY, waits for {}",
-                announce.waits_for
-            );
+            let cause = cause_of_wait(&announce.waits_for);
+            let _ = writeln!(text, "{effect}: NOT READY, waits for {cause}");
         }
         if !announce.trouble.is_empty() {
             let _ = writeln!(
@@ -80,6 +78,14 @@ pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
         let _ = writeln!(text, "warning: {warning}");
     }
     text
+}
+
+/// The cause of a wait; it is empty until the dataplane was queried.
+fn cause_of_wait(cause: &str) -> &str {
+    match cause {
+        "" => "the first answer of the dataplane",
+        cause => cause,
+    }
 }
 
 /// Lines about the director without its services.

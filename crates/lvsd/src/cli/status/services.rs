@@ -68,8 +68,9 @@ pub(super) fn packets_text(reason: &str, packets: &RecentCount) -> String {
     format!("{} {reason}{}", packets.recent, in_brackets(&seen))
 }
 
-/// Appends lines about the packets of a service from which no connection was opened, and about the
-/// dropped packets of its connections. Reasons without a packet in the last minute are omitted.
+/// Appends a line about the packets to a service that were refused and opened no connection, and a
+/// line about the dropped packets of its connections. Reasons without a packet in the last minute
+/// are omitted.
 fn losses_lines(text: &mut String, service: &ServiceStatus) {
     for (fate, reasons) in [("refused", &service.refusals), ("dropped", &service.drops)] {
         let recent = reasons.iter().filter(|one| one.packets.last_minute > 0);

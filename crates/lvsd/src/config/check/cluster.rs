@@ -92,7 +92,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(
                     table.clone(),
-                    "the host name cannot be used for this director",
+                    format!("the host name {name:?} cannot be used for this director"),
                 )
                 .help("add director = \"...\", a different name on each director"),
             );

@@ -151,7 +151,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks that the groups exist: the dataplane does not start with an unknown group.
+    /// Checks that the groups exist, if the file is for this host: the dataplane does not start with
+    /// an unknown group.
     fn groups(&mut self, raw: &RawDataplane) {
         let Some(facts) = self.facts else {
             return;

@@ -1,4 +1,4 @@
-//! The forwarding method, and the headers of tunnels.
+//! Checks the forwarding method, and the headers of tunnels.
 
 use std::ops::Range;
 

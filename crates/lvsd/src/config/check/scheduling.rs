@@ -1,4 +1,5 @@
-//! Scheduling of a service: scheduler, flags, persistence, and settings beyond the kernel's IPVS.
+//! Checks the scheduling of a service: scheduler, flags, persistence, and settings beyond the
+//! kernel's IPVS.
 
 use std::net::Ipv4Addr;
 use std::ops::Range;

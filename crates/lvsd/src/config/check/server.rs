@@ -160,7 +160,8 @@ impl Checker<'_> {
         own.or(defaults.tunnel).unwrap_or_default()
     }
 
-    /// Returns `None` if the servers of a service cannot use full NAT, and reports the reason.
+    /// Returns `None` if `method` is full NAT and the servers of a service cannot use it, and reports
+    /// the reason.
     pub(super) fn fits_full_nat(
         &mut self,
         at: &Range<usize>,

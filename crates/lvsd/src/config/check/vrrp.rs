@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn vrrp_with_low_priority_no_moved_address_or_tun_backend_causes_warning() {
+    fn vrrp_with_low_priority_or_tun_backend_or_without_moved_address_causes_warning() {
         let is_reported = |keys: &str, service: &str, words: &str| {
             let text = format!("[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{keys}\n{service}");
             let (_, report) = Config::from_toml("x", &text).expect("the file is valid");

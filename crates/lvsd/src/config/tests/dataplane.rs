@@ -84,7 +84,7 @@ fn invalid_or_contradictory_dataplane_setting_is_refused_with_its_position() {
     ) {
         let message = errors(&format!("[dataplane]\n{line}\n"));
         for part in [place, title, help] {
-            assert!(message.contains(part), "no {part:?} in {message}");
+            assert!(message.contains(part), "{line}: no {part:?} in {message}");
         }
     }
     // If the kernel fast path is not required, the dataplane starts without it.

@@ -186,7 +186,7 @@ fn load(text: &str) -> Config {
         .0
 }
 
-/// Expands a file without DNS, etcd and Kubernetes.
+/// Expands a file without answers of DNS, etcd and Kubernetes.
 fn alone(config: &Config) -> Expanded {
     expand(config, &Gathered::default())
 }
@@ -229,12 +229,12 @@ fn every_type_of_check_except_banner_has_an_example() {
 }
 
 #[test]
-fn every_example_loads_without_a_warning() {
+fn examples_and_full_file_load_without_a_warning() {
     for (name, text) in EXAMPLES {
         let (config, warnings) =
             Config::from_toml(name, text).unwrap_or_else(|report| panic!("{report}"));
         assert!(!config.services.is_empty(), "{name}");
-        assert!(warnings.findings.is_empty(), "{warnings}");
+        assert!(warnings.findings.is_empty(), "{name}: {warnings}");
     }
 }
 

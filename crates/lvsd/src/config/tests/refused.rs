@@ -52,7 +52,10 @@ fn invalid_or_inconsistent_settings_are_refused_with_their_position() {
         );
         let found = errors(&text);
         assert!(found.contains(wanted), "wanted `{wanted}` in:\n{found}");
-        assert!(found.contains("test.toml:"), "no position in:\n{found}");
+        assert!(
+            found.contains("test.toml:"),
+            "{wanted}: no position in:\n{found}"
+        );
     }
 }
 
@@ -72,7 +75,10 @@ fn too_large_or_too_small_number_is_refused_with_position_and_range() {
             "test.toml:6:10".to_owned(),
             "write a number from 0 to 2147483647".to_owned(),
         ] {
-            assert!(message.contains(&part), "no {part:?} in {message}");
+            assert!(
+                message.contains(&part),
+                "{number}: no {part:?} in {message}"
+            );
         }
     }
     for [text, place, help] in cases(
@@ -92,7 +98,10 @@ fn too_large_or_too_small_number_is_refused_with_position_and_range() {
             message.contains(place) && message.contains(help),
             "{text}: {message}"
         );
-        assert!(!message.contains("i128"), "unexpected `i128` in {message}");
+        assert!(
+            !message.contains("i128"),
+            "{text}: unexpected `i128` in {message}"
+        );
     }
 }
 
@@ -298,7 +307,10 @@ fn invalid_api_token_or_more_than_16_tokens_are_refused() {
     ) {
         let found = errors(&keys.replace("TOKEN", token));
         assert!(found.contains(words), "{keys}: no {words:?} in {found}");
-        assert!(found.contains("test.toml:"), "no position in:\n{found}");
+        assert!(
+            found.contains("test.toml:"),
+            "{keys}: no position in:\n{found}"
+        );
     }
     let many = |number: usize| -> String {
         let one = |n| format!("{token}name = \"oncall-{n}_.\"\n");

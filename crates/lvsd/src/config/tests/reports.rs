@@ -150,8 +150,8 @@ fn unreadable_file_is_reported_with_fix_and_non_utf8_file_with_position() {
     );
 }
 
-/// With typos in 37,205 servers, or in as many keys of one table, the time is proportional to their
-/// number. All typos are counted, and the first 20 are printed.
+/// The files have errors in 37,205 servers, or in as many keys of one table or items of an array. If
+/// the time were not proportional to their number, the test would take very long.
 #[test]
 fn errors_of_long_file_are_all_counted_and_first_20_printed() {
     const N: usize = 37_205;
@@ -285,7 +285,7 @@ fn finding_far_down_in_a_file_is_shown_with_its_line() {
 }
 
 #[test]
-fn errors_are_shown_before_warnings() {
+fn error_after_29_warnings_is_among_the_20_shown_findings() {
     let mut text = String::new();
     for n in 1..30 {
         text.push_str(&format!(
@@ -349,7 +349,7 @@ fn common_mistakes_in_configuration_are_reported_once_with_position_and_cause() 
 }
 
 #[test]
-fn loopback_server_causes_warning_with_nat_only() {
+fn loopback_server_causes_warning_with_nat_but_not_with_dr_or_proxy() {
     for (forward, warns) in [("nat", true), ("dr", false), ("proxy", false)] {
         let text = format!(
             "[[service]]\naddress = \"192.0.2.10:8080\"\nforward = \"{forward}\"\ncheck = {{ type = \"tcp\" }}\n[[service.server]]\naddress = \"127.0.0.1:8080\"\n"
@@ -359,7 +359,7 @@ fn loopback_server_causes_warning_with_nat_only() {
         assert_eq!(
             warnings.contains("cannot reach the server"),
             warns,
-            "{warnings}"
+            "{forward}: {warnings}"
         );
     }
 }

@@ -211,11 +211,11 @@ fn file_without_service_causes_warning_unless_etcd_is_configured() {
         let message = warnings.to_string();
         assert!(
             message.contains("warning: there is no [[service]]"),
-            "no `warning: there is no [[service]]` in {message}"
+            "{text:?}: no `warning: there is no [[service]]` in {message}"
         );
         assert!(
             message.contains("test.toml:1:1"),
-            "no `test.toml:1:1` in {message}"
+            "{text:?}: no `test.toml:1:1` in {message}"
         );
     }
     // A file without services is valid if etcd contains them.
@@ -342,7 +342,7 @@ fn inline_servers_equal_server_tables_and_invalid_inline_servers_are_refused() {
         "#,
     ) {
         let message = errors(&format!("{service}{line}\n"));
-        assert_eq!(message.matches("error: ").count(), 1, "{message}");
+        assert_eq!(message.matches("error: ").count(), 1, "{line}: {message}");
         assert!(
             message.contains(reported),
             "{line}: no {reported:?} in {message}"
@@ -390,12 +390,15 @@ fn passive_true_requires_tcp_and_passive_number_requires_tcp_and_nat() {
         (tcp, "nat", "\"yes\"", "true, false, or a whole number"),
     ] {
         let message = errors(&text(protocol, forward, passive));
-        assert!(message.contains(words), "no {words:?} in {message}");
+        assert!(
+            message.contains(words),
+            "{protocol}, {passive}: no {words:?} in {message}"
+        );
     }
 }
 
 #[test]
-fn check_goes_through_the_service_by_default_if_possible() {
+fn check_goes_through_service_by_default_unless_impossible_or_excluded_by_other_settings() {
     for (keys, by_default) in [
         ("", Some(true)),
         ("check = { type = \"http\" }", Some(true)),

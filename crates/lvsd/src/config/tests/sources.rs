@@ -330,7 +330,7 @@ fn kubeconfig_provides_server_and_token_and_invalid_kubeconfig_is_refused() {
         );
         assert!(
             !report.to_string().contains("s3cret"),
-            "unexpected `s3cret` in {report}"
+            "{words}: unexpected `s3cret` in {report}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Groups of virtual addresses and marks.
+//! Reads groups of virtual addresses and marks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,5 +1,5 @@
-//! Statements outside of virtual servers that concern them, such as global settings, certificates
-//! and local addresses of full NAT.
+//! Converts statements outside of virtual servers that affect virtual servers, such as global
+//! settings, certificates and local addresses of full NAT.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

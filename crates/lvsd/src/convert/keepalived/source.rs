@@ -79,7 +79,7 @@ enum Work {
 pub(super) struct Reader<'a> {
     options: &'a Options<'a>,
     source: Source,
-    /// Files that are being read; each includes the next one.
+    /// Names of the files that are being read, from the main file to the innermost included file.
     open: Vec<String>,
     included: usize,
     macros: HashMap<String, String>,

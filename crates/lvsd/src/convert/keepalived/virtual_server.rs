@@ -176,7 +176,7 @@ struct Method {
 /// Converts a tunnel, whose words begin at index `at`.
 ///
 /// # Errors
-/// keepalived refuses a word; the text is the reason.
+/// keepalived refuses the words; the text is the reason.
 fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
     let (mut kind, mut port, mut checksum) = ("ipip", None, None);
     while at < item.len() {
@@ -689,7 +689,9 @@ fn real_server(
     if lower.unwrap_or(0_u32) > upper.unwrap_or(0) {
         server.keys.remove("resume_below");
         let at = own.at();
-        server.lose(format!("{at}: lthreshold: it is above uthreshold"));
+        server.lose(format!(
+            "{at}: lthreshold: it is above uthreshold, which is 0 if missing"
+        ));
     }
     Ok(server)
 }

@@ -172,8 +172,8 @@ fn answer(packet: &Packet<'_>, name: &str, kind: RecordKind) -> Answer {
     answer
 }
 
-/// A name in lower case without a final dot; `None` if it contains characters that host names must
-/// not contain. The root name is empty.
+/// A name in lower case without a final dot; `None` if [`name_of`] refuses it. The root name is
+/// empty.
 fn plain(name: &Name<'_>) -> Option<String> {
     let text = name.to_string();
     match text.as_str() {

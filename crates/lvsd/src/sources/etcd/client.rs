@@ -67,7 +67,11 @@ impl Error {
     }
 
     fn refused(wrong: Wrong) -> Self {
-        Self::Refused(wrong.code, plain(&wrong.message))
+        let why = match wrong.message.is_empty() {
+            true => format!("code {} without a reason", wrong.code),
+            false => plain(&wrong.message),
+        };
+        Self::Refused(wrong.code, why)
     }
 
     /// Whether the user lacks the permission, so that a repetition is useless.
@@ -193,7 +197,10 @@ impl Client {
             // An error message of the gateway.
             _ => {
                 let words = plain(String::from_utf8_lossy(&text).trim());
-                Error::failed(format!("etcd answers {status}: {words}"))
+                Error::failed(match words.is_empty() {
+                    true => format!("etcd answers {status} without a reason"),
+                    false => format!("etcd answers {status}: {words}"),
+                })
             }
         })
     }
@@ -293,7 +300,9 @@ impl Watching {
         match (streamed.result, streamed.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(watched), None) => Ok(watched),
-            (None, None) => Err(Error::failed("etcd does not confirm a watch".to_owned())),
+            (None, None) => Err(Error::failed(
+                "etcd sent a message of the watch without a result".to_owned(),
+            )),
         }
     }
 }

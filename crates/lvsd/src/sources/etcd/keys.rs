@@ -132,7 +132,7 @@ pub(crate) struct Director {
 pub(in crate::sources) struct Model {
     pub(in crate::sources) etcd: Etcd,
     pub(in crate::sources) directors: BTreeMap<String, Director>,
-    /// Invalid keys with reasons.
+    /// Refused keys with reasons, up to [`REFUSED_MAX`].
     pub(in crate::sources) refused: BTreeMap<String, String>,
     /// Last revision of each key, by the hash of its name.
     pub(in crate::sources) keys: HashMap<u64, i64>,
@@ -227,7 +227,7 @@ impl Model {
         self.keys.insert(hash(kv), kv.mod_revision.0);
         if self.keys.len() > KEYS_MAX {
             return Err(format!(
-                "etcd has more than {KEYS_MAX} keys under the prefix"
+                "etcd has more than {KEYS_MAX} keys under the prefix: remove keys from etcd, or divide them among several prefixes"
             ));
         }
         let Some(rest) = self.rest(kv) else {
@@ -294,7 +294,7 @@ impl Model {
                 let bytes: usize = all.values().map(|one| one.text.len()).sum();
                 if all.len() > SERVICES_MAX || bytes > SERVICES_BYTES_MAX {
                     return Err(format!(
-                        "etcd has more than {SERVICES_MAX} services under the prefix, or more than {} MiB of them",
+                        "etcd has more than {SERVICES_MAX} services under the prefix, or more than {} MiB of them: remove services from etcd, or divide them among several prefixes",
                         SERVICES_BYTES_MAX >> 20
                     ));
                 }
@@ -363,8 +363,8 @@ impl Model {
         concerns
     }
 
-    /// Returns the content of etcd, and the names of pools that have become empty. These pools keep
-    /// their servers in `before`.
+    /// Returns the content of etcd, and the names of pools that have become empty. In the content,
+    /// these pools have the servers of `before`, and services have the last valid texts of `before`.
     pub(in crate::sources) fn hold(&self, before: &Etcd) -> (Etcd, Vec<String>) {
         let mut etcd = self.etcd.clone();
         let mut emptied = Vec::new();

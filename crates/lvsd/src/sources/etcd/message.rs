@@ -232,7 +232,7 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("etcd sent an invalid answer ({error})"))
 }
 
-/// Parses an error of etcd; `None` if `text` is not a JSON object.
+/// Parses an error of etcd; `None` if `text` has another form.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     // In answers, `error` and `message` contain the same text.
     #[derive(Default, Deserialize)]

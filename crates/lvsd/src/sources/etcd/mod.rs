@@ -44,8 +44,8 @@ use super::{Shared, retry, timer};
 const PAGE: i64 = 500;
 /// Interval at which lvsd probes the member of etcd that it uses.
 const PROBE: Duration = Duration::from_secs(5);
-/// Number of consecutive probes that find another number of keys than the watch has reported, after
-/// which all keys are listed again.
+/// After this number of consecutive probes that find another number of keys than the watch has
+/// reported, all keys are listed again.
 const DIFFER_MAX: u32 = 3;
 /// Changes within this time are passed to the daemon together. Also other short pauses, such as
 /// before lvsd tries the next member.
@@ -235,7 +235,8 @@ impl Session<'_> {
         }
     }
 
-    /// Lists all keys at one revision, and passes them to the daemon.
+    /// Lists all keys at one revision, and passes them to the daemon. Fails without effect if etcd is
+    /// another cluster than before, or an older copy of it, and has fewer services.
     async fn list(&mut self) -> Result<(), Error> {
         let prefix = self.settings.prefix.as_bytes();
         let mut range = Range {
@@ -256,7 +257,9 @@ impl Session<'_> {
             }
             let most = i64::try_from(KEYS_MAX).unwrap_or(i64::MAX);
             if page.count.0 > most || all.len() > KEYS_MAX {
-                let why = format!("etcd has more than {KEYS_MAX} keys under the prefix");
+                let why = format!(
+                    "etcd has more than {KEYS_MAX} keys under the prefix: remove keys from etcd, or divide them among several prefixes"
+                );
                 return Err(Error::failed(why));
             }
             let last = page.kvs.last().map(|kv| kv.key.0.clone());
@@ -311,7 +314,10 @@ impl Session<'_> {
                             ));
                             return Ok(());
                         }
-                        let why = format!("etcd has ended the watch: {}", watched.cancel_reason);
+                        let why = match watched.cancel_reason.as_str() {
+                            "" => "etcd has ended the watch without a reason".to_owned(),
+                            why => format!("etcd has ended the watch: {why}"),
+                        };
                         return Err(Error::failed(why));
                     }
                     for event in &watched.events {

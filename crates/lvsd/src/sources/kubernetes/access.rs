@@ -1,4 +1,5 @@
-//! Address of the API server and credentials, from a kubeconfig file or from the files of a pod.
+//! Reads the address of the API server and the credentials from a kubeconfig file or from the files
+//! of a pod.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -126,7 +127,7 @@ fn some(text: Option<&String>) -> Option<&String> {
 }
 
 /// Returns the decoded base64 data in the kubeconfig or, without such data, the content of a file;
-/// `None` without both.
+/// `None` if both are missing.
 fn bytes(
     directory: &Path,
     (key, file, data): (&str, Option<&String>, Option<&String>),
@@ -236,7 +237,10 @@ impl File {
             names.sort_unstable();
             return wrong(
                 format!("the kubeconfig has no context {name:?}"),
-                format!("its contexts are {}", names.join(", ")),
+                match names.is_empty() {
+                    true => "add the context to the kubeconfig".to_owned(),
+                    false => format!("use one of its contexts, such as {}", names.join(", ")),
+                },
             );
         };
         let clusters = self.clusters.as_deref().unwrap_or_default();
@@ -474,7 +478,10 @@ users:
         ] {
             let (what, help) = access(&directory, Some(context)).unwrap_err();
             assert!(what.contains(words), "{context}: no {words:?} in {what}");
-            assert!(!help.is_empty() && !what.contains("s3cret"), "{what}");
+            assert!(
+                !help.is_empty() && !what.contains("s3cret"),
+                "{context}: {what}"
+            );
         }
     }
 

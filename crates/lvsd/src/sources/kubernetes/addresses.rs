@@ -94,7 +94,7 @@ impl FromStr for Range {
         let family = Family::of(&first);
         if family != Family::of(&last) || number(first) > number(last) {
             return Err(format!(
-                "`{text}` does not go from a lower to a higher address"
+                "`{text}` does not go from a lower to a higher address of the same family"
             ));
         }
         Ok(Self {
@@ -125,8 +125,8 @@ impl Pool {
 /// Services that may share an address: namespace, and value of the annotation.
 type Group<'a> = (&'a str, &'a str);
 
-/// The group of a Service; `None` without the annotation [`SHARE`], or if lvsd does not serve the
-/// class of the Service.
+/// The group of a Service; `None` if the annotation [`SHARE`] is missing or empty, or if lvsd does
+/// not serve the class of the Service.
 fn group<'a>(service: &'a Service, settings: &Settings) -> Option<Group<'a>> {
     let meta = &service.metadata;
     let key = meta.annotations.get(SHARE).filter(|key| !key.is_empty());
@@ -266,7 +266,9 @@ impl Assigned {
         let mut foreign = false;
         for &ip in &in_status {
             if let Some(other) = taken.other(ip, (key, service), settings) {
-                refuse(format!("{ip} is the address of {other}"));
+                refuse(format!(
+                    "its status contains {ip}, which is in use by {other}: the Service needs another address"
+                ));
             } else if !settings.pools.iter().any(|pool| pool.contains(ip)) {
                 foreign = true;
                 self.held.insert(key.to_owned());
@@ -418,8 +420,13 @@ impl<'a> Request<'a> {
             Family::V6 => "IPv6",
         };
         match self.pool {
-            Some(pool) => format!("the pool `{}` has no free {family} address", pool.name),
-            None => format!("no [[kubernetes.pool]] has a free {family} address"),
+            Some(pool) => format!(
+                "the pool `{}` has no free {family} address: add a range",
+                pool.name
+            ),
+            None => format!(
+                "no [[kubernetes.pool]] with auto_assign has a free {family} address: add a range"
+            ),
         }
     }
 }
@@ -534,7 +541,10 @@ mod tests {
         let assigned = assigned(&all);
         assert_eq!(assigned.wanted.len(), 3);
         let why = &assigned.refused["shop/s4"];
-        assert_eq!(why, "no [[kubernetes.pool]] has a free IPv4 address");
+        assert_eq!(
+            why,
+            "no [[kubernetes.pool]] with auto_assign has a free IPv4 address: add a range"
+        );
     }
 
     #[test]
@@ -548,7 +558,7 @@ mod tests {
         assert_eq!(assigned.wanted["shop/new"], ips(&["192.0.2.10"]));
         assert_eq!(
             assigned.refused["shop/new"],
-            "192.0.2.11 is the address of shop/old"
+            "its status contains 192.0.2.11, which is in use by shop/old: the Service needs another address"
         );
     }
 
@@ -620,7 +630,7 @@ mod tests {
         assert!(!assigned.wanted.contains_key("shop/b"));
         assert_eq!(
             assigned.refused["shop/d"],
-            "the pool `special` has no free IPv4 address"
+            "the pool `special` has no free IPv4 address: add a range"
         );
         assert!(assigned.refused["shop/e"].contains("no pool `none`"));
     }
@@ -680,11 +690,17 @@ mod tests {
         );
         assert_eq!(assigned.wanted["shop/mail"], ips(&["192.0.2.11"]));
         assert_eq!(assigned.wanted["shop/same"], ips(&["192.0.2.10"]));
-        for (key, owner) in [("shop/same", "shop/a"), ("shop/other", "shop/a")] {
-            let why = format!(
-                "the requested address 192.0.2.11 is in use by {owner}: request another one"
-            );
-            assert_eq!(assigned.refused[key], why);
+        for (key, why) in [
+            (
+                "shop/same",
+                "its status contains 192.0.2.11, which is in use by shop/a: the Service needs another address",
+            ),
+            (
+                "shop/other",
+                "the requested address 192.0.2.11 is in use by shop/a: request another one",
+            ),
+        ] {
+            assert_eq!(assigned.refused[key], why, "{key}");
         }
     }
 

@@ -68,6 +68,11 @@ impl Error {
 
 /// Text about a refused request, with the reason and, for some status codes, a fix.
 fn refusal(code: u16, why: &str) -> String {
+    let why = if why.is_empty() {
+        "without a reason"
+    } else {
+        why
+    };
     match code {
         401 => format!(
             "the API server does not accept the credentials (401 {why}): write a valid token to `token_file` or the kubeconfig"

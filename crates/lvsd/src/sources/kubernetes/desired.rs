@@ -319,7 +319,10 @@ fn texts(
     Ok((all, count))
 }
 
-/// TOML of one service. All values were checked before, so that they need no escaping.
+/// TOML of one service. All values are checked, so that they need no escaping.
+///
+/// # Errors
+/// The check or a network in `spec.loadBalancerSourceRanges` is invalid; the text is the reason.
 fn text(
     name: &str,
     service: &Service,
@@ -447,7 +450,8 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// The servers of a Service's port: nodes, at the node port, with their weights.
+    /// The servers of a Service's port: nodes with an address of `family`, at the node port, with
+    /// their weights. With `externalTrafficPolicy: Local`, only nodes with endpoints of the Service.
     ///
     /// # Errors
     /// The port has no `nodePort`.
@@ -489,8 +493,8 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// Number of a Service's ready endpoints on each node; 0 if all endpoints on the node only finish
-/// their connections.
+/// Number of a Service's ready endpoints on each node; 0 if the node has only endpoints that accept
+/// no new connections.
 fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str, u16> {
     let mut nodes: BTreeMap<&str, u16> = BTreeMap::new();
     // An endpoint that moves between slices may be in both.
@@ -663,7 +667,8 @@ mod tests {
     }
 
     #[test]
-    fn service_of_other_class_or_without_class_is_ignored_unless_lvsd_is_default_class() {
+    fn service_of_other_class_is_ignored_and_service_without_class_is_served_by_default_class_only()
+    {
         for (class, ours) in [(r#""other""#, false), ("null", false), (r#""lvsd""#, true)] {
             let service = WEB.replace(r#""lvsd""#, class);
             assert_eq!(!of(&service, &[], &[]).texts.is_empty(), ours, "{class}");
@@ -748,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn node_weight_multiplies_share_of_node() {
+    fn node_weight_multiplies_weights_of_servers_on_node() {
         let service = annotated("weights", "n1=3, n3=0, other=9");
         let wanted = [("10.0.0.1", 3), ("10.0.0.2", 1), ("10.0.0.3", 0)];
         assert_eq!(weights(&of(&service, &[], &zones(""))), named(wanted));

@@ -420,7 +420,10 @@ impl<'a> Session<'a> {
         let object = event.object.get();
         if event.kind == "ERROR" {
             let status: Status = serde_json::from_str(object).unwrap_or_default();
-            let why = plain(&status.message);
+            let why = match status.message.is_empty() {
+                true => "without a reason".to_owned(),
+                false => plain(&status.message),
+            };
             return match status.code {
                 410 => Ok(Brought::Expired(why)),
                 code => Err(Error::Refused(code, why)),

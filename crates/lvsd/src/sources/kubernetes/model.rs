@@ -1,4 +1,4 @@
-//! The objects of an API server that directors need (pure functions).
+//! Stores the objects of an API server that directors need (pure functions).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -121,7 +121,7 @@ pub(super) struct Model {
     pub(super) services: BTreeMap<String, Service>,
     slices: Slices,
     pub(super) nodes: BTreeMap<String, Node>,
-    /// Objects that cannot be parsed, with the reasons. Their previous state applies.
+    /// Invalid objects with reasons, up to [`REFUSED_MAX`]. Their previous state applies.
     pub(super) refused: BTreeMap<String, String>,
 }
 
@@ -141,8 +141,8 @@ pub(crate) fn is_name(name: &str) -> bool {
 }
 
 impl Model {
-    /// Stores an object in JSON. If it cannot be parsed, it is refused, and its previous state
-    /// stays.
+    /// Applies an object in JSON: stores it, or removes it if directors do not need it. If it is
+    /// invalid, it is refused, and its previous state stays.
     ///
     /// # Errors
     /// There are too many objects.
@@ -156,8 +156,8 @@ impl Model {
         self.bounded()
     }
 
-    /// Stores an object of a list. If it cannot be parsed, it is refused, and its state in `before`
-    /// is used.
+    /// Stores an object of a list if directors need it. If it is invalid, it is refused, and its
+    /// state in `before` is used.
     ///
     /// # Errors
     /// There are too many objects.
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn service_with_100000_ports_is_truncated_and_refusal_does_not_depend_on_position() {
+    fn service_with_100000_ports_is_truncated_and_reason_of_refusal_omits_position_in_json() {
         let mut model = Model::default();
         let ports = vec![json!({ "port": 1 }); 100_000];
         put(
@@ -569,7 +569,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn kubernetes_parser_does_not_panic_on_any_text(objects in proptest::collection::vec(anything(), 0..8)) {
+        fn kubernetes_parser_does_not_panic_on_any_json(objects in proptest::collection::vec(anything(), 0..8)) {
             let mut model = Model::default();
             let objects: Vec<String> = objects.iter().map(Value::to_string).collect();
             for kind in Kind::ALL {

@@ -505,7 +505,7 @@ async fn kubernetes_objects_are_listed_again_after_compaction() {
 }
 
 #[tokio::test]
-async fn kubernetes_client_reopens_closed_connection_for_reads_only() {
+async fn unanswered_kubernetes_request_is_repeated_only_if_it_is_a_read() {
     // Each connection ends at its second request.
     let address = serving(|mut stream| async move {
         if request_of(&mut stream).await.is_some() {
@@ -530,7 +530,7 @@ async fn kubernetes_client_reopens_closed_connection_for_reads_only() {
 }
 
 #[tokio::test]
-async fn kubernetes_client_repeats_write_that_was_not_sent_over_new_connection() {
+async fn kubernetes_write_after_closed_connection_is_sent_over_new_connection() {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
