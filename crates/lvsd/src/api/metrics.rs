@@ -973,7 +973,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_series_of_director_drops_exist_and_of_service_refusals_unless_services_exceed_limit() {
+    fn drop_reasons_have_zero_series_and_service_refusals_only_up_to_limit_of_services() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         let seen = Arc::make_mut(&mut found.seen);

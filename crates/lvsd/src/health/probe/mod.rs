@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_error_of_server_or_path_marks_server_down() {
+    fn socket_error_of_server_or_path_is_attributed_to_server() {
         for errno in [
             Errno::CONNREFUSED,
             Errno::CONNRESET,
@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn shortage_of_own_resources_marks_no_server_down() {
+    fn shortage_of_own_resources_is_not_attributed_to_server() {
         for errno in [
             Errno::MFILE,
             Errno::NFILE,

@@ -143,7 +143,7 @@ mod tests {
         raw.extend(&answer);
         assert!(answers(&raw, &v4, true, true));
         for n in 0..raw.len() {
-            assert!(!answers(&raw[..n], &v4, true, true));
+            assert!(!answers(&raw[..n], &v4, true, true), "{n} bytes");
         }
         let v6 = request("::1".parse().unwrap(), 1);
         assert_eq!((v6[0], v6[2], v6[3]), (128, 0, 0));

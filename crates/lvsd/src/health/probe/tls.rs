@@ -144,9 +144,10 @@ impl Tls {
             .as_ref()
             .is_some_and(|name| ServerName::try_from(name.as_str()).is_err())
         {
-            let at = keys.place(if own.is_some() { "sni" } else { "host" });
+            let key = if own.is_some() { "sni" } else { "host" };
+            let at = keys.place(key);
             keys.report(
-                Diagnostic::error(at, "`sni` is not the name of a host").help(
+                Diagnostic::error(at, format!("`{key}` is not the name of a host")).help(
                     "write the name that is in the server's certificate: sni = \"www.example.org\"",
                 ),
             );
@@ -199,7 +200,7 @@ impl Tls {
     /// Performs a TLS handshake with the server; `name` is its name or address.
     ///
     /// # Errors
-    /// The handshake fails; the text is the reason.
+    /// `name` is invalid, or the handshake fails; the text is the reason.
     pub(crate) async fn meet_as<S>(&self, stream: S, name: &str) -> Result<TlsStream<S>, String>
     where
         S: AsyncRead + AsyncWrite + Unpin,
