@@ -570,7 +570,7 @@ impl View {
                     "down" => Some(0),
                     _ => None,
                 }),
-                "Whether the checks of a server succeed; absent before the first check";
+                "Whether a server is up according to its checks; absent without a check, and before the first result";
             gauges "lvs_server_suspicious"
                 each(|server| Some((server.status.health == "suspicious").into())),
                 "Whether clients cannot use a server that is up";

@@ -3,12 +3,14 @@
 //! reload, and when health changes.
 //!
 //! * A server in both states is edited, never deleted and re-added: it keeps its connections,
-//!   counters and place in the scheduler's list.
-//! * In a service, servers are added before others are removed, so that it always has a server. Old
-//!   servers stay until a new one has passed its checks, or all new ones have failed.
+//!   counters and place in the scheduler's list. Only a failed server is deleted, if
+//!   `on_check_failure` requires it.
+//! * In a service, servers are added before working servers are removed, so that it always has a
+//!   server. Old servers stay until a new one has passed its checks, or all new ones have failed.
 //! * A removed server is drained first: it gets no new connections, and is deleted after its last
 //!   active connection or at the end of the drain time.
-//! * Changes of failed servers, and changes to weights above 0, precede all other changes.
+//! * Changes of failed servers, and changes of only a weight to a value above 0, precede all other
+//!   changes.
 //! * The dataplane takes over a VIP after its services are added, and releases it before they are
 //!   deleted. Otherwise it would refuse clients that another director can serve.
 //! * Services of another owner are never changed.
@@ -381,8 +383,8 @@ struct OneService<'a> {
     desired: &'a DesiredService,
     overdue: &'a HashSet<(ServiceId, SocketAddr)>,
     plan: &'a mut Plan,
-    /// Changes to weights above 0, and changes of failed servers, of all services. They precede all
-    /// other changes.
+    /// Changes of failed servers, and changes of only a weight to a value above 0, of all services.
+    /// They precede all other changes.
     urgent: &'a mut Vec<Call>,
     /// Removals of failed servers, or their change to weight 0. They follow the service's other
     /// urgent changes.
