@@ -222,7 +222,7 @@ impl Reporter {
         }
     }
 
-    /// Logs each part of a decision about a service that has changed, and sends an event about it.
+    /// Logs the changed parts of a decision about a service, and sends an event about each of them.
     pub(super) fn decision(&mut self, transition: &Transition) {
         let Transition {
             id,

@@ -1,5 +1,5 @@
-//! After any sequence of events, the dataplane has the same state as after a cold start of lvsd
-//! with the same file and the same observations.
+//! Tests of the link to the dataplane. After any sequence of events, for example, the dataplane has
+//! the same state as after a cold start of lvsd with the same file and the same observations.
 
 use std::collections::BTreeMap;
 

@@ -423,9 +423,9 @@ impl<P: Prober> Checks<P> {
         question.is_some_and(|question| question.passive == Some(Passive::TakesOut))
     }
 
-    /// Marks an up server as down, as if its check had failed: its clients get no answer, for this
-    /// `cause`. Successful checks mark it as up again, but not before a minute has passed, and not
-    /// while checks on the path of clients fail.
+    /// Marks a server that is up as down, as if its check had failed: its clients get no answer,
+    /// for this `cause`. Successful checks mark it as up again, but not before a minute has passed,
+    /// and not while checks on the path of clients fail.
     pub fn take_out(&self, key: &Key, cause: Reason) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
@@ -492,7 +492,7 @@ impl<P: Prober> Checks<P> {
         self.questions.keys().filter_map(times).collect()
     }
 
-    /// Number of checks that this host has been unable to make at least three times in a row.
+    /// Number of checks that could not be made in at least their last three attempts.
     pub fn not_made(&self) -> usize {
         let tasks = self.tasks.values();
         tasks.filter(|task| task.not_made.is_some()).count()
@@ -508,12 +508,13 @@ impl<P: Prober> Checks<P> {
         self.tasks.is_empty()
     }
 
-    /// Returns the greatest delay of a check since the last call.
+    /// Returns the longest delay from the due time of a check to its start since the last call, and
+    /// begins a new measurement.
     pub fn lag(&self) -> Duration {
         Duration::from_micros(self.timing.longest_lag_us.swap(0, Relaxed))
     }
 
-    /// The greatest delay since the last call of [`lag`](Self::lag); the measurement continues.
+    /// The longest delay since the last call of [`lag`](Self::lag); the measurement continues.
     pub fn peek_lag(&self) -> Duration {
         Duration::from_micros(self.timing.longest_lag_us.load(Relaxed))
     }
@@ -527,8 +528,8 @@ struct Runner<P> {
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     prompts: mpsc::Receiver<Prompt>,
-    /// Time until which, at least, successful checks do not mark the server as up, because clients
-    /// got no answer.
+    /// Earliest time at which successful checks can mark the server as up again; `None` unless it
+    /// was marked as down because clients got no answer.
     out_until: Option<Instant>,
     /// The reason why the check uses the server's own address for some time, and the end of this
     /// time.
@@ -562,7 +563,7 @@ impl Unmade {
         self.row = Some(NotMade { since, reason });
     }
 
-    /// The failed attempts, if there are enough of them to be reported.
+    /// The checks that could not be made, if there are enough of them to be reported.
     fn long(&self) -> Option<NotMade> {
         self.row.clone().filter(|_| self.count >= NOT_MADE_MIN)
     }

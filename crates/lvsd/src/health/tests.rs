@@ -327,7 +327,7 @@ async fn check_without_via_goes_through_the_service_only_while_this_director_has
         let asked = paths.take();
         assert!(
             asked.len() >= 2 && asked.iter().all(|via| *via == through),
-            "not all checks went through the service ({through}): {asked:?}"
+            "expected through the service: {through}, found: {asked:?}"
         );
     }
 }

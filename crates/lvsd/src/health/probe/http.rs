@@ -369,7 +369,7 @@ pub(super) fn follow(
     Ok((host, format!("{slash}{path}")))
 }
 
-/// Requests a page with a pattern and a redirect, for the fuzzer.
+/// Requests a page that must match a pattern and may redirect once, for the fuzzer.
 pub(super) async fn exchange_page<S>(stream: S, host: &str, path: &str) -> Result<Came, String>
 where
     S: AsyncRead + AsyncWrite + Unpin,

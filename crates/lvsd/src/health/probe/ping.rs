@@ -55,7 +55,7 @@ impl ProbeKind for Ping {
     }
 }
 
-/// Opens a socket for echo requests, and returns it with whether it is a raw socket.
+/// Opens a socket for echo requests. Returns the socket, and whether it is a raw socket.
 fn open(server: IpAddr) -> io::Result<(Socket, bool)> {
     let (domain, protocol) = match server {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
