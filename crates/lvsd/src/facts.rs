@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_contain_existing_interfaces_groups_and_addresses_only() {
+    fn facts_contain_only_existing_interfaces_addresses_group_names_and_any_group_number() {
         let facts = Facts::read();
         assert!(facts.has_interface("lo"));
         assert!(!facts.has_interface("no-such"));

@@ -248,7 +248,8 @@ async fn warn(kept: Kept) -> Option<String> {
 
 /// The operator who set an override, and the reason.
 fn described(entry: &AdminEntry) -> String {
-    let who = entry.spec.who.clone().unwrap_or_default();
+    let who = entry.spec.who.clone();
+    let who = who.unwrap_or_else(|| "an unknown operator".to_owned());
     match &entry.spec.why {
         Some(why) => format!("{who}: {why}"),
         None => who,

@@ -194,8 +194,8 @@ pub struct Plan {
     /// Servers that are not desired, but stay for now: their replacements are not checked yet,
     /// their source has not answered, or lvsd has not decided whether the sorry server is needed.
     pub held: Vec<(ServiceId, SocketAddr)>,
-    /// Services of lvsd that neither the file nor a source contains, and that stay until all sources
-    /// have answered.
+    /// Services of lvsd that neither the file nor a source contains, and that stay until all
+    /// sources have answered.
     pub unnamed: Vec<ServiceId>,
 }
 

@@ -320,13 +320,8 @@ pub(crate) type Wrong = (&'static str, String, String);
 /// Creates the configuration of a client. With `curves`, it is for TLS 1.2 only, and also offers
 /// curves that are used only in certificates.
 fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
-    let provider = provider().map_err(|why| {
-        (
-            "type",
-            "`https` is not available in this lvsd".to_owned(),
-            why,
-        )
-    })?;
+    let provider =
+        provider().map_err(|why| ("type", "TLS is not available in this lvsd".to_owned(), why))?;
     let provider = match of.ca {
         None if curves => naming_curves(&lenient(&provider)),
         None => lenient(&provider),
