@@ -265,7 +265,7 @@ impl Admin {
         if let Some(until) = spec.until
             && until <= now.unix
         {
-            return Err("the end time of the override has passed".to_owned());
+            return Err("the end time of the override has passed: set a later one".to_owned());
         }
         if spec.state == AdminState::Ready {
             let narrower: Vec<Target> = self

@@ -662,7 +662,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
                 let of = status.servers.iter();
                 of.filter(|server| server.check_not_made.is_some()).count() as u64
             }),
-            "Servers whose checks this host has been unable to run at least three times in a row";
+            "Servers whose last three or more checks this host could not run";
         gauges "lvs_service_servers" by_health,
             "Servers of a service in the file, by the result of their checks";
         gauges "lvs_service_usable_servers" each(|status| status.usable as u64),

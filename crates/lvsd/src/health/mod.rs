@@ -59,8 +59,8 @@ pub struct Serving {
     pub servers: HashSet<SocketAddr>,
     /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
-    /// The reason why the dataplane can forward no check to any server; `None` if it can forward
-    /// checks.
+    /// The reason why the dataplane may be unable to forward checks, which then use the servers'
+    /// own addresses unless the file sets `via`; `None` without such a reason.
     pub obstacle: Option<String>,
 }
 
