@@ -258,7 +258,7 @@ impl<P: Prober> Daemon<P> {
             self.reloader.held_back = None;
             return;
         }
-        let what = "the answers of sources";
+        let what = "the configuration with the new answers of sources";
         let refusal = self.reloader.refusal(&read.config, &expanded, what);
         if let Some(refusal) = refusal {
             if self.reloader.held_back.as_ref() != Some(&refusal) {
