@@ -166,7 +166,10 @@ impl Admin {
         match serde_json::from_slice::<Vec<serde_json::Value>>(&text) {
             Ok(values) => {
                 let all = values.len();
-                let mut strange = String::new();
+                let mut strange = match all > ENTRIES_MAX {
+                    true => format!(" (the maximum is {ENTRIES_MAX})"),
+                    false => String::new(),
+                };
                 let mut entries = Vec::new();
                 for value in values.into_iter().take(ENTRIES_MAX) {
                     match serde_json::from_value::<StoredOverride>(value) {
@@ -177,7 +180,7 @@ impl Admin {
                 let lost = all - entries.len();
                 if lost > 0 {
                     tracing::error!(
-                        "{}: {lost} of {all} overrides are invalid{strange}; servers that they kept out of service receive connections again; `lvsd status` shows the valid ones",
+                        "{}: {lost} of {all} overrides cannot be used{strange}; servers that they kept out of service receive connections again; `lvsd status` shows the valid ones",
                         path.display()
                     );
                 }
@@ -262,7 +265,7 @@ impl Admin {
         if let Some(until) = spec.until
             && until <= now.unix
         {
-            return Err("the end time of the override has passed".to_owned());
+            return Err("the end time of the override has passed: set a later one".to_owned());
         }
         if spec.state == AdminState::Ready {
             let narrower: Vec<Target> = self

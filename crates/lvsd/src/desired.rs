@@ -1,5 +1,6 @@
-//! Which servers serve, as pure functions: [`decide`] decides about services with missing servers
-//! (quorum, panic mode, sorry server), and [`desired`] computes the desired state of the dataplane:
+//! Pure functions that determine the servers of each service: [`decide`] decides about services
+//! with missing servers (quorum, panic mode, sorry server), and [`desired`] computes the desired
+//! state of the dataplane:
 //! `Config + Discovered + Health + Overrides -> Desired`.
 
 use std::collections::{BTreeSet, HashMap};

@@ -63,8 +63,8 @@ impl Facts {
         self.groups.is_none() || self.gid(name).is_some()
     }
 
-    /// Returns the id of a group, given by name or by number. `None` if the name is unknown, or if
-    /// the groups cannot be read.
+    /// Returns the id of a group, given by name or by number. `None` for a name that is unknown, or
+    /// if the groups cannot be read; a number is always returned.
     pub fn gid(&self, name: &str) -> Option<u32> {
         let number = name.parse::<u32>().ok();
         number.or_else(|| self.groups.as_ref()?.get(name).copied())
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_contain_existing_interfaces_groups_and_addresses_only() {
+    fn facts_contain_only_existing_interfaces_addresses_group_names_and_any_group_number() {
         let facts = Facts::read();
         assert!(facts.has_interface("lo"));
         assert!(!facts.has_interface("no-such"));

@@ -1,6 +1,7 @@
 //! Runs the notification program once for each event, with the event as JSON on its standard input.
 //! One process runs at a time, and lvsd kills it after a time limit. No other part of lvsd waits
-//! for it: if the program is too slow, events are lost, and the log reports their number.
+//! for it, except at the exit: if the program is too slow, events are lost, and the log reports
+//! their number.
 
 use std::process::Stdio;
 use std::sync::Arc;

@@ -250,7 +250,10 @@ mod tests {
         go.send(Err(io::Error::other("full"))).unwrap();
         for kept in [second, third] {
             let why = kept.done().await.unwrap_err();
-            assert!(why.contains("full") && why.contains("a restart of lvsd discards"));
+            assert!(
+                why.contains("full") && why.contains("a restart of lvsd discards"),
+                "{why}"
+            );
         }
         while keeper.is_writing() {
             tokio::task::yield_now().await;

@@ -570,7 +570,7 @@ impl View {
                     "down" => Some(0),
                     _ => None,
                 }),
-                "Whether the checks of a server succeed; absent before the first check";
+                "Whether a server is up according to its checks; absent without a check, and before the first result";
             gauges "lvs_server_suspicious"
                 each(|server| Some((server.status.health == "suspicious").into())),
                 "Whether clients cannot use a server that is up";
@@ -662,7 +662,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
                 let of = status.servers.iter();
                 of.filter(|server| server.check_not_made.is_some()).count() as u64
             }),
-            "Servers whose checks this host has been unable to run at least three times in a row";
+            "Servers whose last three or more checks this host could not run";
         gauges "lvs_service_servers" by_health,
             "Servers of a service in the file, by the result of their checks";
         gauges "lvs_service_usable_servers" each(|status| status.usable as u64),
@@ -973,7 +973,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_series_of_director_drops_exist_and_of_service_refusals_unless_services_exceed_limit() {
+    fn drop_reasons_have_zero_series_and_service_refusals_only_up_to_limit_of_services() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         let seen = Arc::make_mut(&mut found.seen);

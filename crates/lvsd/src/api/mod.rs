@@ -297,7 +297,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                         "another process listens there: `ss -Hltnp` shows it; set another address in [api]"
                     }
                     std::io::ErrorKind::AddrNotAvailable => {
-                        "this host does not have the address (a VIP that the dataplane owns is not an address of the host)"
+                        "this host does not have the address (a VIP that the dataplane owns is not an address of the host); use another address in [api]"
                     }
                     std::io::ErrorKind::PermissionDenied => {
                         "ports below 1024 need CAP_NET_BIND_SERVICE; use a higher one in [api]"

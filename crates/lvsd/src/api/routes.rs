@@ -109,13 +109,14 @@ struct Actor {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
-    /// The name that is recorded for a change by this client, unless the change contains a name.
+    /// The name that is recorded for a change by this client. If the change contains the name of an
+    /// operator, the record has that name, too.
     who: String,
     /// The role of the client.
     role: Role,
     /// Whether the client may change servers.
     may_change: bool,
-    /// Whether another token would permit changes.
+    /// Whether the client needs a token, or another token, for changes.
     needs_token: bool,
     /// The reason why the client may not make changes, and the fix; empty if it may.
     #[serde(skip_serializing_if = "String::is_empty", default)]
@@ -465,7 +466,7 @@ async fn identify(api: &Api, head: &Parts, peer: &Peer) -> Result<Actor, Refusal
     ))
 }
 
-/// Returns the rights of the client. A wrong token is an error; a missing token is not.
+/// Returns the rights of the client. A refused token is an error; a missing token is not.
 async fn whoami(api: &Api, head: &Parts, peer: &Peer) -> Result<Whoami, Refusal> {
     let wrong = head.headers.contains_key(header::AUTHORIZATION);
     match identify(api, head, peer).await {

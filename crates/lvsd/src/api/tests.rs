@@ -137,7 +137,7 @@ async fn api_request_with_foreign_host_header_is_refused_over_tcp_only() {
         assert_eq!(code, 421, "{path}: {head}");
         assert!(
             body.contains("`evil.example:9560`") && body.contains("allowed_hosts"),
-            "{body}"
+            "{path}: {body}"
         );
     }
     let (code, ..) = send(
@@ -297,7 +297,7 @@ fn openapi_examples_match_their_schemas_and_rust_types() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_api_answer_matches_openapi() {
+async fn answer_of_each_api_path_matches_openapi() {
     let (api, mut received) = api("web");
     *api.tokens() = tokens(&[("oncall", "0123456789abcdef", Role::Admin)]);
     api.past().push_back(Arc::new(Event {
@@ -363,7 +363,10 @@ async fn change_over_api_requires_token_or_privileged_user_and_valid_body() {
         (Some(""), "Authorization: Bearer"),
     ] {
         let (code, body) = post(&api, "/v1/admin", token, drain).await;
-        assert!(code == 401 && body.contains(words), "{code} {body}");
+        assert!(
+            code == 401 && body.contains(words),
+            "{token:?}: no {words:?} in {code} {body}"
+        );
     }
     let (_, body) = get(&api, "/v1/whoami").await;
     assert!(
@@ -439,7 +442,10 @@ async fn api_accepts_only_changes_that_role_of_token_permits() {
         assert_eq!(got.to_string(), code, "{secret} {path}: {answer}");
         let request = received.try_recv();
         if code == "403" || code == "401" {
-            assert!(answer.contains(words) && request.is_err(), "{answer}");
+            assert!(
+                answer.contains(words) && request.is_err(),
+                "{secret} {path}: {answer}"
+            );
             continue;
         }
         let (change, actor) = request.expect("the daemon received the request");
@@ -448,8 +454,11 @@ async fn api_accepts_only_changes_that_role_of_token_permits() {
             ChangeRequest::Maintenance(spec) => spec.who,
             ChangeRequest::Reload { .. } => None,
         };
-        assert_eq!(signed.unwrap_or_default(), words);
-        assert!(secret.starts_with(actor.trim_start_matches("token ")));
+        assert_eq!(signed.unwrap_or_default(), words, "{secret} {path}");
+        assert!(
+            secret.starts_with(actor.trim_start_matches("token ")),
+            "{secret} {path}: {actor}"
+        );
     }
     for (secret, rest) in [
         (

@@ -109,15 +109,18 @@ pub(super) struct Observed {
     pub(super) proxy: Option<proxy::Counts>,
 }
 
-/// The reason why the dataplane can forward no check to any server; `None` if it can forward
-/// checks.
+/// The reason why the dataplane may be unable to forward checks, such as a configured interface
+/// that is down; `None` without such a reason.
 fn obstacle(info: &Info) -> Option<String> {
     let mut interfaces = info.interfaces.iter();
     let waits = |waiting: &&Waiting| waiting.code.starts_with("interface_");
     if interfaces.any(|interface| interface.backend == "tun") {
         Some("packets of this host do not reach a dataplane with a TUN device".to_owned())
     } else if let Some(waiting) = info.waiting.iter().find(waits) {
-        Some(format!("the dataplane is {}", waiting.what))
+        Some(format!(
+            "the dataplane may be unable to forward checks: {}",
+            waiting.what
+        ))
     } else if info.interfaces.is_empty() {
         Some("the dataplane uses no interface".to_owned())
     } else {

@@ -180,9 +180,10 @@ enum Event {
 
 /// An event that the loop also handles while the dataplane executes a step.
 enum Input {
-    /// keepalived, the dataplane's readiness or its announcements have changed.
+    /// keepalived has reported a change, or the dataplane's readiness or announcements have
+    /// changed.
     Cluster,
-    /// A health check has a result.
+    /// A health check has reported a change.
     Check(health::Report),
     /// A client has sent a request.
     Request(Request),
@@ -534,8 +535,8 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// Removes the services that are configured with `remove_on_exit`, and reports the removal.
-    /// With `all`, the dataplane exits, too, so that all services end. Returns `None` if the
-    /// dataplane has not removed the services in time, or is hung.
+    /// With `all`, only reports it, because the dataplane exits afterwards; also if no dataplane
+    /// answers. Returns `None` if the dataplane has not removed the services in time, or is hung.
     ///
     /// # Errors
     /// As [`step`](Self::step).

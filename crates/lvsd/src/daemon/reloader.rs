@@ -73,7 +73,7 @@ pub(super) struct Reloader {
     forced: bool,
     /// The clients that wait for the reload.
     clients: Vec<oneshot::Sender<Answer>>,
-    /// The local user of the first of these clients.
+    /// The name of the first of these clients: a local user or a token.
     who: Option<String>,
     /// The answers of DNS, etcd and Kubernetes that are in force.
     pub(super) gathered: Gathered,
@@ -157,7 +157,7 @@ impl Reloader {
         });
     }
 
-    /// Adds a client that waits for the reload, which the local user `who` has requested.
+    /// Adds a client that waits for the reload. `who`: its local user or token.
     pub(super) fn wait(&mut self, client: oneshot::Sender<Answer>, who: String) {
         self.clients.push(client);
         self.who.get_or_insert(who);
@@ -258,7 +258,7 @@ impl<P: Prober> Daemon<P> {
             self.reloader.held_back = None;
             return;
         }
-        let what = "the answers of sources";
+        let what = "the configuration with the new answers of sources";
         let refusal = self.reloader.refusal(&read.config, &expanded, what);
         if let Some(refusal) = refusal {
             if self.reloader.held_back.as_ref() != Some(&refusal) {
@@ -521,12 +521,12 @@ fn summary(report: &Report) -> String {
     text
 }
 
-/// Whether a configuration removes more servers than a reload may. If so, returns the message with
-/// the remaining servers and the fix. `before` has the number of servers of each service. Services
+/// Returns the reason why a configuration is refused because it removes too many servers, and the
+/// fix; `None` if it is accepted. `before` has the number of servers of each service. Services
 /// whose source has not answered do not count. While `[kubernetes]` is in the file, Services of
 /// Kubernetes do not count either, and `before` must not contain them: controllers remove servers
 /// on purpose, without an operator who could use `--force`. `forced`: a reload may remove any
-/// number of servers.
+/// number of servers, but not all services, unless `[kubernetes]` is in the file.
 pub fn too_much_away(
     before: impl Iterator<Item = (ServiceId, usize)>,
     (config, expanded): (&Config, &Expanded),

@@ -95,8 +95,9 @@ impl Reporter {
         self.notify.send("STOPPING=1");
     }
 
-    /// Sends the state to the service manager if it has changed: `now` is one line of text;
-    /// `settled`: lvsd is ready. `reads`: a reload is in progress.
+    /// Sends the state to the service manager if it has changed. `now`: the state as one line of
+    /// text. `settled`: the states of all services are known, so that lvsd is ready before
+    /// [`READY_LIMIT`]. `reads`: a reload is in progress.
     pub(super) fn state(&mut self, now: String, settled: bool, reads: bool) {
         let ready = settled || self.started.elapsed() >= READY_LIMIT;
         if ready && !self.ready {
@@ -221,7 +222,7 @@ impl Reporter {
         }
     }
 
-    /// Logs each part of a decision about a service that has changed, and sends an event about it.
+    /// Logs the changed parts of a decision about a service, and sends an event about each of them.
     pub(super) fn decision(&mut self, transition: &Transition) {
         let Transition {
             id,
@@ -298,7 +299,7 @@ fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Heal
             1 => "the only server is".to_owned(),
             n => format!("ALL {n} servers are"),
         };
-        tracing::error!(service = %name, code = "service_unusable", "{all} down: the service refuses new connections");
+        tracing::error!(service = %name, code = "service_unusable", "{all} down: unless the file has a sorry server or `panic_below`, the service refuses new connections");
     } else if change.up && good == 1 && change.lasted.is_some() {
         tracing::warn!(service = %name, "the service has 1 usable server again, of {}", states.len());
     }

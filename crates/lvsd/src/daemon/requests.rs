@@ -18,8 +18,8 @@ use crate::channels::{About, ChangeRequest, Request, Snapshot, answer};
 use crate::clock::Now;
 use crate::health::Prober;
 
-/// Maximum number of servers whose checks have separate histograms: each has 16 lines in the
-/// metrics.
+/// Maximum number of checked servers up to which the check of each server has a histogram of 16
+/// lines in the metrics. With more servers, no check has one.
 const CHECK_TIMES_MAX: usize = 500;
 /// Longest time that lvsd waits until the dataplane has applied a change, before it answers the
 /// client. It is less than the 30 seconds after which clients stop waiting.
@@ -248,7 +248,8 @@ async fn warn(kept: Kept) -> Option<String> {
 
 /// The operator who set an override, and the reason.
 fn described(entry: &AdminEntry) -> String {
-    let who = entry.spec.who.clone().unwrap_or_default();
+    let who = entry.spec.who.clone();
+    let who = who.unwrap_or_else(|| "an unknown operator".to_owned());
     match &entry.spec.why {
         Some(why) => format!("{who}: {why}"),
         None => who,

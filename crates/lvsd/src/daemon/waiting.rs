@@ -1,4 +1,5 @@
-//! Waits until a dataplane has answered a request, and until it has exited.
+//! The signals of the daemon, and the waits for a dataplane: for the end of a request, and for its
+//! exit.
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ use crate::reconcile::{Actual, Desired, DesiredService, Plan, diff};
 /// Grammatical form of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tense {
-    /// A change to make: `add server ...`, with the line of the server in the file.
+    /// A change to make: `add server ...`, with its position in the file.
     Wish,
     /// A completed change: `added server ...`.
     Done,

@@ -918,7 +918,7 @@ impl Link {
     /// Kills the dataplane if an lvsd started it.
     ///
     /// # Errors
-    /// No lvsd started it, or it does not exit; the text is the reason.
+    /// Its process is unknown, no lvsd started it, or it does not exit; the text is the reason.
     pub fn end(&mut self) -> Result<(), String> {
         match self.pid {
             Some(pid) if self.ours => self.host.end(pid),

@@ -1,5 +1,5 @@
-//! After any sequence of events, the dataplane has the same state as after a cold start of lvsd
-//! with the same file and the same observations.
+//! Tests of the link to the dataplane. After any sequence of events, for example, the dataplane has
+//! the same state as after a cold start of lvsd with the same file and the same observations.
 
 use std::collections::BTreeMap;
 
@@ -179,7 +179,7 @@ fn control_step_without_request_does_not_count_as_answer_of_dataplane() {
 
 /// The log line about the reload already contains the numbers of these changes.
 #[test]
-fn changes_of_reload_are_logged_at_debug_until_first_checks_are_done() {
+fn changes_of_reload_are_not_logged_at_info_until_first_checks_are_done() {
     let log = crate::daemon::tests::Log::default();
     let _listening = log.listen();
     let mut daemon = Daemon::new(World::default());

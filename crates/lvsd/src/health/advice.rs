@@ -6,7 +6,7 @@
 pub enum Weight {
     /// A weight in percent of the configured weight.
     Percent(u16),
-    /// A weight that replaces the configured weight.
+    /// A weight that replaces the configured weight, unless that is 0.
     Exactly(i32),
 }
 

@@ -16,7 +16,8 @@ pub struct Check {
     pub via: Option<Via>,
     /// Interval between the starts of two checks.
     pub interval: Duration,
-    /// The interval before there is a state, and while results contradict it.
+    /// The interval while the server's state is undecided, or the last results contradict it. Also
+    /// the minimum interval of checks that unanswered clients cause.
     pub fast_interval: Duration,
     /// Percentage by which each interval varies at random.
     pub jitter: u8,
@@ -35,7 +36,7 @@ pub struct Check {
 pub enum Passive {
     /// Starts a check at once after this number of consecutive unanswered connection attempts.
     Asks(u32),
-    /// A server that does not answer its clients counts as down.
+    /// A suspicious server counts as down, unless too many servers of its service are suspicious.
     TakesOut,
 }
 

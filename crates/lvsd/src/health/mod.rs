@@ -59,21 +59,22 @@ pub struct Serving {
     pub servers: HashSet<SocketAddr>,
     /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
-    /// The reason why the dataplane can forward no check to any server; `None` if it can forward
-    /// checks.
+    /// The reason why the dataplane may be unable to forward checks, which then use the servers'
+    /// own addresses unless the file sets `via`; `None` without such a reason.
     pub obstacle: Option<String>,
 }
 
 /// Longest time that the first failed check of a server waits for the state of the dataplane.
 const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A result of a check that differs from the previous result.
+/// The state of a server, which its check reports when the state, its reason or the advice has
+/// changed, or when the check can no longer be made, or can be made again.
 #[derive(Clone, Debug)]
 pub struct Report {
     check: Arc<Check>,
     /// Number of the reporting task; reports of a replaced task are ignored.
     task: u64,
-    /// Whether the server is up; `None` until the first result.
+    /// Whether the server is up; `None` until its state is decided.
     up: Option<bool>,
     /// The reason why the server is down; empty while it is up.
     reason: Reason,
@@ -117,7 +118,7 @@ pub struct Change {
     pub up: bool,
     /// The reason why the server is down; empty if it is up.
     pub reason: Reason,
-    /// Duration of the old state; `None` for the first result.
+    /// Duration of the old state; `None` if this is the first state.
     pub lasted: Option<Duration>,
 }
 
@@ -185,7 +186,7 @@ struct Task {
 /// The state of a checked server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// Whether the server is up; `None` until the first result.
+    /// Whether the server is up; `None` until its state is decided.
     pub up: Option<bool>,
     /// The reason why the server is down now; empty if it is not down.
     pub reason: Reason,
@@ -236,9 +237,9 @@ impl<P: Prober> Checks<P> {
         (checks, receiver)
     }
 
-    /// Sets the checks, each for a server of a service. An unchanged check continues; a check with
-    /// the same probe, server and path and a changed timing keeps its state. Checks that are not in
-    /// `wanted` end.
+    /// Sets the checks, each for a server of a service. An unchanged check continues. A changed
+    /// check keeps the server's state if its probe, server and path are unchanged. Checks that are
+    /// not in `wanted` end.
     #[expect(
         clippy::mutable_key_type,
         reason = "the settings of a check do not change"
@@ -422,8 +423,9 @@ impl<P: Prober> Checks<P> {
         question.is_some_and(|question| question.passive == Some(Passive::TakesOut))
     }
 
-    /// Marks an up server as down, as if its check had failed: its clients get no answer, for this
-    /// `cause`. Successful checks mark it as up again, but not before a minute has passed.
+    /// Marks a server that is up as down, as if its check had failed: its clients get no answer,
+    /// for this `cause`. Successful checks mark it as up again, but not before a minute has passed,
+    /// and not while checks on the path of clients fail.
     pub fn take_out(&self, key: &Key, cause: Reason) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
@@ -490,7 +492,7 @@ impl<P: Prober> Checks<P> {
         self.questions.keys().filter_map(times).collect()
     }
 
-    /// Number of checks that this host has been unable to make at least three times in a row.
+    /// Number of checks that could not be made in at least their last three attempts.
     pub fn not_made(&self) -> usize {
         let tasks = self.tasks.values();
         tasks.filter(|task| task.not_made.is_some()).count()
@@ -506,12 +508,13 @@ impl<P: Prober> Checks<P> {
         self.tasks.is_empty()
     }
 
-    /// Returns the greatest delay of a check since the last call.
+    /// Returns the longest delay from the due time of a check to its start since the last call, and
+    /// begins a new measurement.
     pub fn lag(&self) -> Duration {
         Duration::from_micros(self.timing.longest_lag_us.swap(0, Relaxed))
     }
 
-    /// The greatest delay since the last call of [`lag`](Self::lag); the measurement continues.
+    /// The longest delay since the last call of [`lag`](Self::lag); the measurement continues.
     pub fn peek_lag(&self) -> Duration {
         Duration::from_micros(self.timing.longest_lag_us.load(Relaxed))
     }
@@ -525,8 +528,8 @@ struct Runner<P> {
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     prompts: mpsc::Receiver<Prompt>,
-    /// Time until which, at least, successful checks do not mark the server as up, because clients
-    /// got no answer.
+    /// Earliest time at which successful checks can mark the server as up again; `None` unless it
+    /// was marked as down because clients got no answer.
     out_until: Option<Instant>,
     /// The reason why the check uses the server's own address for some time, and the end of this
     /// time.
@@ -560,7 +563,7 @@ impl Unmade {
         self.row = Some(NotMade { since, reason });
     }
 
-    /// The failed attempts, if there are enough of them to be reported.
+    /// The checks that could not be made, if there are enough of them to be reported.
     fn long(&self) -> Option<NotMade> {
         self.row.clone().filter(|_| self.count >= NOT_MADE_MIN)
     }
@@ -629,15 +632,15 @@ impl<P: Prober> Runner<P> {
         self.state.condemn().is_none() || self.report(cause, true)
     }
 
-    /// Whether the server is down because clients got no answer, or the checks on their path still
-    /// get none.
+    /// Whether the server is down because clients got no answer: true for the time [`OUT`], and
+    /// then while checks on the path of clients fail.
     fn is_out(&self) -> bool {
         let begun = self.out_until.filter(|_| self.state.up() == Some(false));
         begun.is_some_and(|until| Instant::now() < until || self.client_failures > 0)
     }
 
     /// The reason why a server is down although its own address answers: the fault that the checks
-    /// on the path of clients find, or otherwise the first reason.
+    /// on the path of clients find, or otherwise the reason that was last reported.
     fn out_reason(&self) -> Reason {
         let found = lock(&self.record).client_path();
         found.map_or_else(
@@ -700,9 +703,10 @@ impl<P: Prober> Runner<P> {
     /// Makes the check on the path that `via` sets in the file. Without `via`, makes the check
     /// through the service if that is possible.
     ///
-    /// If this check fails, the server is up if a check of its own address succeeds; the prober may
-    /// have made this second check already. A server that is up, but fails repeatedly on the path
-    /// of clients, becomes suspicious.
+    /// If a check without `via` fails or cannot be made through the service, the server still
+    /// counts as up if a check of its own address succeeds; the prober may have made this second
+    /// check already. A server that is up, but fails repeatedly on the path of clients, becomes
+    /// suspicious.
     async fn probe_path(&mut self) -> Result<Advice, ProbeError> {
         if !self.has_choice() {
             return self.prober.probe(&self.check).await;
@@ -913,7 +917,8 @@ impl<P: Prober> Runner<P> {
             && self.reason_for_own_address().is_none()
     }
 
-    /// Returns the seconds until the next check: the interval, varied at random by `jitter`.
+    /// Returns the seconds until the next check: the interval, or `fast_interval` while the state
+    /// or the path of clients is uncertain, varied at random by `jitter`.
     fn pause(&self) -> f64 {
         let is_uncertain = self.state.is_uncertain() || self.is_client_path_uncertain();
         let pause = match is_uncertain {
@@ -937,13 +942,12 @@ const OUT: Duration = Duration::from_secs(60);
 /// single one may have met a dataplane that was stopped for a moment.
 const CLIENT_FAILURES: u32 = 2;
 
-/// Time for which a check uses the server's own address after it could not be made through the
-/// service within half of its timeout.
+/// Time for which a check uses the server's own address after an attempt through the service took
+/// half of the timeout or longer, and could not be made.
 const OWN_ADDRESS: Duration = Duration::from_secs(30);
 
-/// lvsd reports a check after this number of consecutive attempts that could not be made. A short
-/// time without checks is harmless: it is not longer than the time in which a check detects a
-/// failed server.
+/// lvsd reports a check as not made after this number of consecutive attempts. A shorter time
+/// without checks is harmless.
 const NOT_MADE_MIN: u32 = 3;
 
 /// Maximum number of different reasons that are logged for a server that is down: a program may

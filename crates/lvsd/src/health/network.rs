@@ -55,8 +55,8 @@ impl OwnAddress {
         matches!(self, Self::Good | Self::Failed(_))
     }
 
-    /// The reason for the failure of a check whose connection the server at `ip` accepts without a
-    /// complete answer.
+    /// The reason for the failure of a check that the server at `ip` did not answer completely,
+    /// although it accepted the connection.
     fn stalled(&self, ip: IpAddr, text: &str) -> Reason {
         let long =
             format!("do long packets arrive (ping -M do -s 1472 between {ip} and this director)");

@@ -44,7 +44,7 @@ type Answer = (Value, u64);
 
 impl Pins {
     /// Starts a thread that sends requests to the dataplane at `address`, until the returned value
-    /// is dropped.
+    /// and its clones are dropped.
     ///
     /// # Errors
     /// No thread can be started.
@@ -82,7 +82,7 @@ impl Pins {
     /// Checks that the dataplane has sent the connection of `pin` to the server.
     ///
     /// # Errors
-    /// The dataplane has not, or it has restarted in the meantime, or it cannot be reached; the
+    /// The dataplane has not, or it has restarted in the meantime, or it gives no valid answer; the
     /// text is the reason.
     pub(super) async fn check_opened(&self, pin: Pin) -> Result<(), String> {
         let call = Call::ServerUnpin {

@@ -189,8 +189,8 @@ impl Record {
         hour
     }
 
-    /// Adds the downtime until `now` to the total, and to the hours of the last day in which it
-    /// occurred.
+    /// Adds the downtime until `now` to the total, and its part in the last 24 hours to these
+    /// hours.
     fn count_downtime(&mut self, now: Instant) {
         let now = self.second(now);
         if !self.is_down {

@@ -327,7 +327,7 @@ async fn check_without_via_goes_through_the_service_only_while_this_director_has
         let asked = paths.take();
         assert!(
             asked.len() >= 2 && asked.iter().all(|via| *via == through),
-            "{asked:?}"
+            "expected through the service: {through}, found: {asked:?}"
         );
     }
 }
@@ -705,7 +705,7 @@ async fn check_is_reported_as_not_made_from_third_failed_attempt_until_one_runs(
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_that_has_never_run_is_reported() {
+async fn check_that_has_never_run_is_reported_as_not_made() {
     let stated = Told::new("");
     stated.set(Err(ProbeError::Local("no descriptors".into())));
     let (mut checks, mut reports) = Checks::new(stated, None);

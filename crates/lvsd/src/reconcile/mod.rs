@@ -1,19 +1,22 @@
 //! Reconciliation: the pure function [`diff`] returns the changes from the actual to the desired
-//! state of the dataplane, in an order that breaks no connection. lvsd uses it at its start, at a
-//! reload, and when health changes.
+//! state of the dataplane, in an order that breaks no connection needlessly. lvsd uses it at its
+//! start, at a reload, when health changes, and every two seconds, because another program may have
+//! changed the dataplane.
 //!
 //! * A server in both states is edited, never deleted and re-added: it keeps its connections,
-//!   counters and place in the scheduler's list.
-//! * In a service, servers are added before others are removed, so that it always has a server. Old
-//!   servers stay until a new one has passed its checks, or all new ones have failed.
+//!   counters and place in the scheduler's list. Only a failed server is deleted, if
+//!   `on_check_failure` requires it.
+//! * In a service, servers are added before working servers are removed, so that it always has a
+//!   server. Old servers stay until a new one has passed its checks, or all new ones have failed.
 //! * A removed server is drained first: it gets no new connections, and is deleted after its last
 //!   active connection or at the end of the drain time.
-//! * Changes of failed servers, and changes to weights above 0, precede all other changes.
+//! * Changes of failed servers, and changes of only a weight to a value above 0, precede all other
+//!   changes.
 //! * The dataplane takes over a VIP after its services are added, and releases it before they are
 //!   deleted. Otherwise it would refuse clients that another director can serve.
 //! * Services of another owner are never changed.
-//! * Until all sources have answered, services of lvsd that no source contains stay, with their
-//!   VIPs and marks.
+//! * Until all sources have answered, services of lvsd that neither the file nor a source contains
+//!   stay, with their VIPs and marks.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -134,8 +137,8 @@ pub struct DesiredServer {
     pub config: ServerConfig,
     /// The server's health.
     pub health: Health,
-    /// Whether the server gets weight 0 instead of being removed, because its through-VIP checks
-    /// need it in the table.
+    /// Whether the table must contain the server even while it is down or unchecked, with weight 0,
+    /// because its through-VIP checks need it there.
     pub stays: bool,
     /// Whether the server is removed like one that is no longer configured: it is in maintenance,
     /// or the sorry server replaces it and weight 0 would not stop its new connections.
@@ -191,7 +194,8 @@ pub struct Plan {
     /// Servers that are not desired, but stay for now: their replacements are not checked yet,
     /// their source has not answered, or lvsd has not decided whether the sorry server is needed.
     pub held: Vec<(ServiceId, SocketAddr)>,
-    /// Services of lvsd that no source contains, and that stay until all sources have answered.
+    /// Services of lvsd that neither the file nor a source contains, and that stay until all
+    /// sources have answered.
     pub unnamed: Vec<ServiceId>,
 }
 
@@ -381,8 +385,8 @@ struct OneService<'a> {
     desired: &'a DesiredService,
     overdue: &'a HashSet<(ServiceId, SocketAddr)>,
     plan: &'a mut Plan,
-    /// Changes to weights above 0, and changes of failed servers, of all services. They precede all
-    /// other changes.
+    /// Changes of failed servers, and changes of only a weight to a value above 0, of all services.
+    /// They precede all other changes.
     urgent: &'a mut Vec<Call>,
     /// Removals of failed servers, or their change to weight 0. They follow the service's other
     /// urgent changes.

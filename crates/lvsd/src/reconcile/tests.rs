@@ -271,7 +271,7 @@ proptest! {
     /// Between the changes of a plan, each service has at least as many usable servers as before
     /// the plan or after it, whichever is less.
     #[test]
-    fn usable_servers_between_changes_are_never_fewer_than_before_and_after(desired in desired(), history in history()) {
+    fn usable_servers_between_changes_are_never_fewer_than_minimum_of_before_and_after(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
         let before = actual(&dataplane);
         let plan = diff(&desired, &before);
@@ -306,7 +306,7 @@ proptest! {
     /// No desired service is deleted. No desired server is deleted, unless it is down and
     /// `on_check_failure` removes it.
     #[test]
-    fn reconciliation_deletes_no_desired_service_or_server(desired in desired(), history in history()) {
+    fn reconciliation_deletes_no_desired_service_and_only_failed_desired_servers(desired in desired(), history in history()) {
         let plan = diff(&desired, &actual(&dataplane(&history)));
         for change in &plan.changes {
             match change {

@@ -306,7 +306,10 @@ async fn manual_changes_of_servers_are_reported_and_reverted_or_kept_as_configur
             .iter()
             .filter(|event| *event == "drift")
             .count();
-        assert_eq!(reported, 2, "a manual change was not reported exactly once");
+        assert_eq!(
+            reported, 2,
+            "a manual change was not reported exactly once (report: {report})"
+        );
         if report {
             daemon.weights(&[("10.0.0.1:80", 9)]).await;
             assert_eq!(status.drift.len(), 2, "{:?}", status.drift);
@@ -371,7 +374,7 @@ async fn drain_or_maintenance_of_last_usable_server_without_force_is_refused() {
         let why = ask(state, false).await.unwrap_err();
         assert!(
             why.starts_with("web would have no usable server left") && why.contains("--force"),
-            "{why}"
+            "{state:?}: {why}"
         );
     }
     assert_eq!(daemon.first_server().await.admin, AdminState::Ready);

@@ -121,7 +121,7 @@ async fn sorry_server_serves_and_vip_is_withdrawn_from_quorum_loss_until_quorum_
 }
 
 #[tokio::test(start_paused = true)]
-async fn server_in_use_at_restart_gets_no_connections_until_checked_only_with_start_down() {
+async fn only_start_down_withholds_connections_from_server_in_use_at_restart_until_checked() {
     for alpha in [false, true] {
         let line = if alpha { "start_down = true\n" } else { "" };
         let text = FILE.replace(

@@ -144,7 +144,7 @@ impl Running {
         self.weights(&wanted).await;
     }
 
-    /// Sends a request to the control socket, as `lvsadm` does.
+    /// Sends a request to the daemon, as the control socket does for a client.
     async fn ask<R: serde::de::DeserializeOwned>(
         &self,
         change: ChangeRequest,

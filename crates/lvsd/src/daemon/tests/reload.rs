@@ -31,7 +31,7 @@ async fn reload_changes_only_changed_entries_and_nothing_if_file_is_invalid_or_e
     for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
         daemon.reload(text).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(daemon.world.changes().len(), before + 1);
+        assert_eq!(daemon.world.changes().len(), before + 1, "{text:?}");
     }
 
     // An unreadable file changes nothing.

@@ -27,7 +27,7 @@ async fn status(daemon: &Running) -> Status {
 }
 
 #[tokio::test(start_paused = true)]
-async fn services_and_servers_of_the_dataplane_stay_until_etcd_answers() {
+async fn services_and_servers_of_the_dataplane_stay_while_etcd_has_not_answered() {
     let log = Log::default();
     let _listening = log.listen();
     let world = left_behind().await;
@@ -48,7 +48,10 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_answers() {
     assert!(reported.drift.is_empty(), "{:?}", reported.drift);
     let events = daemon.events();
     for event in ["quorum_lost", "vip_withdrawn", "drift"] {
-        assert!(!events.iter().any(|one| one == event), "{events:?}");
+        assert!(
+            !events.iter().any(|one| one == event),
+            "unexpected event {event}: {events:?}"
+        );
     }
     let text = log.text();
     assert!(
@@ -137,7 +140,7 @@ async fn service_whose_source_has_not_answered_has_quorum_only_with_servers() {
         let daemon = Running::start(World::default(), Dead::default(), &file);
         let reported = status(&daemon).await;
         let web = &reported.services[0];
-        assert!(web.unheard && !web.quorum, "{web:?}");
+        assert!(web.unheard && !web.quorum, "{from}: {web:?}");
         let world = daemon.end(Signal::Stop).await;
         // After an operator has added a server, the service has its quorum.
         let spec = lvs_core::api::ServerSpec {
@@ -149,7 +152,7 @@ async fn service_whose_source_has_not_answered_has_quorum_only_with_servers() {
         let daemon = Running::start(world, Dead::default(), &file);
         let reported = status(&daemon).await;
         let web = &reported.services[0];
-        assert!(web.unheard && web.quorum, "{web:?}");
+        assert!(web.unheard && web.quorum, "{from}: {web:?}");
         assert_eq!(daemon.world.weights(self::web()).len(), 1);
         daemon.stop().await;
     }

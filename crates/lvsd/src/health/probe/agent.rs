@@ -92,7 +92,10 @@ mod tests {
         ] {
             let server = answering(words).await;
             let parsed = probe(check, server).await.expect_err("the check succeeded");
-            assert!(format!("{parsed:?}").contains(wanted), "{parsed:?}");
+            assert!(
+                format!("{parsed:?}").contains(wanted),
+                "no {wanted:?} in {parsed:?}"
+            );
         }
     }
 

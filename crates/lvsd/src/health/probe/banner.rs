@@ -98,7 +98,8 @@ mod tests {
         for (words, good) in [(&b"220 mx\r\n"[..], true), (b"554 no\r\n", false)] {
             check.server = greeting(words).await;
             let result = Network::default().probe(&check).await;
-            assert_eq!(result.is_ok(), good, "{result:?}");
+            let words = String::from_utf8_lossy(words);
+            assert_eq!(result.is_ok(), good, "{words:?}: {result:?}");
         }
         // Half a line that never ends is cut off by the check's timeout.
         check.server = greeting(b"220").await;

@@ -114,7 +114,8 @@ impl Reads {
         lock(&self.paths)
     }
 
-    /// Reads a file with `read`, in a separate thread. Returns an error after `limit`.
+    /// Reads a file with `read`, in a separate thread, as soon as [`begin`](Self::begin) permits
+    /// it. Returns an error after `limit`.
     async fn read<R>(&'static self, path: &Path, limit: Duration, read: R) -> io::Result<Vec<u8>>
     where
         R: FnOnce(&Path) -> io::Result<Vec<u8>> + Send + 'static,

@@ -85,7 +85,7 @@ pub(crate) async fn answering(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// A server that answers only after a request.
+/// A server that sends `words` after a request, and closes its half of the connection.
 pub(crate) async fn replying(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let mut request = [0; 4096];

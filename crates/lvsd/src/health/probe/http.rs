@@ -369,7 +369,7 @@ pub(super) fn follow(
     Ok((host, format!("{slash}{path}")))
 }
 
-/// Requests a page with a pattern and a redirect, for the fuzzer.
+/// Requests a page that must match a pattern and may redirect once, for the fuzzer.
 pub(super) async fn exchange_page<S>(stream: S, host: &str, path: &str) -> Result<Came, String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -636,7 +636,7 @@ mod tests {
             let result = probe(&check, server).await;
             assert!(
                 matches!(result, Err(ProbeError::Server(_))),
-                "{then:?}: {result:?}"
+                "{first:?}, {then:?}: {result:?}"
             );
         }
         // The check reads a limited part of a page, and the page may be endless.
@@ -700,9 +700,12 @@ mod tests {
         let chunk = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\nall is";
         let chunked = answering(chunk).await;
         let head = answering(b"HTTP/1.1 200 OK\r\nContent-").await;
-        for server in [short, chunked, head] {
+        for (name, server) in [("length", short), ("chunk", chunked), ("head", head)] {
             let result = probe("{ type = \"http\", body = \"well\" }", server).await;
-            assert!(matches!(result, Err(ProbeError::Server(_))), "{result:?}");
+            assert!(
+                matches!(result, Err(ProbeError::Server(_))),
+                "{name}: {result:?}"
+            );
         }
     }
 

@@ -88,7 +88,10 @@ mod tests {
         ] {
             let server = endless(first, then).await;
             let result = probe(quick, server).await;
-            assert!(matches!(result, Err(ProbeError::Server(_))), "{result:?}");
+            assert!(
+                matches!(result, Err(ProbeError::Server(_))),
+                "{first:?}, {then:?}: {result:?}"
+            );
         }
     }
 
@@ -121,7 +124,7 @@ mod tests {
             assert!(output.contains(wanted), "{more}: no {wanted:?} in {output}");
             assert!(
                 output.contains("test.toml:4:"),
-                "no `test.toml:4:` in {output}"
+                "{more}: no `test.toml:4:` in {output}"
             );
         }
     }

@@ -25,7 +25,8 @@ pub(super) struct Lines<R> {
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
-    /// A reader of lines of at most `longest` bytes.
+    /// Creates a reader that refuses lines of more than `longest` bytes. A line that exceeds this
+    /// by less than 1 KiB may still be returned.
     pub(super) const fn new(stream: R, longest: usize) -> Self {
         Self {
             stream,

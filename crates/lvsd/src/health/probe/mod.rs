@@ -189,8 +189,8 @@ impl Asked<'_> {
         }
     }
 
-    /// Connects to `target`, or through the virtual address of the service. The connection is
-    /// closed with a reset, so that neither host keeps state of a probe.
+    /// Connects to `target` or, for a check through a service, to its virtual address. The
+    /// connection is closed with a reset, so that neither host keeps state of a probe.
     pub(crate) async fn connect(&self, target: SocketAddr) -> Result<TcpStream, ProbeError> {
         let to = self.via.map_or(target, |via| via.virt);
         self.set_accepted(false);
@@ -271,7 +271,8 @@ impl Asked<'_> {
         ProbeError::Server(reason)
     }
 
-    /// Opens a socket for datagrams to and from `target`, or through the service.
+    /// Opens a socket for datagrams to and from `target` or, for a check through a service, the
+    /// virtual address of the service.
     pub(crate) async fn datagrams(&self, target: SocketAddr) -> Result<UdpSocket, ProbeError> {
         let (source, target) = match self.via {
             None => (any(target), target),
@@ -384,7 +385,7 @@ fn ip_of(address: &nix::sys::socket::SockaddrStorage) -> Option<IpAddr> {
 
 /// The next source port of a check through a VIP. A port is used again as late as possible: the
 /// dataplane keeps the connection of an earlier check for up to a minute, and would send the next
-/// connection to the same server.
+/// connection from the same port to the same server.
 fn next_port() -> u16 {
     static PORTS: OnceLock<(u32, u32)> = OnceLock::new();
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -643,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_error_of_server_or_path_marks_server_down() {
+    fn socket_error_of_server_or_path_is_attributed_to_server() {
         for errno in [
             Errno::CONNREFUSED,
             Errno::CONNRESET,
@@ -677,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn shortage_of_own_resources_marks_no_server_down() {
+    fn shortage_of_own_resources_is_not_attributed_to_server() {
         for errno in [
             Errno::MFILE,
             Errno::NFILE,

@@ -55,7 +55,7 @@ impl ProbeKind for Ping {
     }
 }
 
-/// Opens a socket for echo requests, and returns it with whether it is a raw socket.
+/// Opens a socket for echo requests. Returns the socket, and whether it is a raw socket.
 fn open(server: IpAddr) -> io::Result<(Socket, bool)> {
     let (domain, protocol) = match server {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
@@ -143,7 +143,7 @@ mod tests {
         raw.extend(&answer);
         assert!(answers(&raw, &v4, true, true));
         for n in 0..raw.len() {
-            assert!(!answers(&raw[..n], &v4, true, true));
+            assert!(!answers(&raw[..n], &v4, true, true), "{n} bytes");
         }
         let v6 = request("::1".parse().unwrap(), 1);
         assert_eq!((v6[0], v6[2], v6[3]), (128, 0, 0));

@@ -128,7 +128,8 @@ mod tests {
             (b"", "closes the connection"),
         ] {
             let output = format!("{:?}", probe(check, answering(words).await).await);
-            assert!(output.contains(why), "no {why:?} in {output}");
+            let words = String::from_utf8_lossy(words);
+            assert!(output.contains(why), "{words:?}: no {why:?} in {output}");
         }
     }
 

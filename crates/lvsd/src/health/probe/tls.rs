@@ -144,9 +144,10 @@ impl Tls {
             .as_ref()
             .is_some_and(|name| ServerName::try_from(name.as_str()).is_err())
         {
-            let at = keys.place(if own.is_some() { "sni" } else { "host" });
+            let key = if own.is_some() { "sni" } else { "host" };
+            let at = keys.place(key);
             keys.report(
-                Diagnostic::error(at, "`sni` is not the name of a host").help(
+                Diagnostic::error(at, format!("`{key}` is not the name of a host")).help(
                     "write the name that is in the server's certificate: sni = \"www.example.org\"",
                 ),
             );
@@ -199,7 +200,7 @@ impl Tls {
     /// Performs a TLS handshake with the server; `name` is its name or address.
     ///
     /// # Errors
-    /// The handshake fails; the text is the reason.
+    /// `name` is invalid, or the handshake fails; the text is the reason.
     pub(crate) async fn meet_as<S>(&self, stream: S, name: &str) -> Result<TlsStream<S>, String>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -319,13 +320,8 @@ pub(crate) type Wrong = (&'static str, String, String);
 /// Creates the configuration of a client. With `curves`, it is for TLS 1.2 only, and also offers
 /// curves that are used only in certificates.
 fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
-    let provider = provider().map_err(|why| {
-        (
-            "type",
-            "`https` is not available in this lvsd".to_owned(),
-            why,
-        )
-    })?;
+    let provider =
+        provider().map_err(|why| ("type", "TLS is not available in this lvsd".to_owned(), why))?;
     let provider = match of.ca {
         None if curves => naming_curves(&lenient(&provider)),
         None => lenient(&provider),
