@@ -39,7 +39,8 @@ fn stopped_or_killed_dataplane_leaves_host_as_before() -> Result<()> {
     Ok(())
 }
 
-/// A client that sends one request for each line of its input, and reconnects after a failure.
+/// A client that sends one request at the start and one for each line of its input, and reconnects
+/// after a failure.
 const ASKED: &str = r#"
 use IO::Socket::INET; $| = 1; $SIG{PIPE} = 'IGNORE';
 my $s;

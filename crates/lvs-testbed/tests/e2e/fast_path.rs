@@ -513,7 +513,7 @@ fn explain_shows_whether_connection_is_offloaded_and_why_not() -> Result<()> {
     output("yes")
 }
 
-/// An orderly stop removes all BPF programs; the successor starts without connections.
+/// An orderly stop ends forwarding by the BPF programs; the counters of the successor start at 0.
 #[test]
 fn stopped_dataplane_no_longer_forwards_in_kernel_fast_path() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;
