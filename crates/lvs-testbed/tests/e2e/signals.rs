@@ -1,4 +1,4 @@
-//! Signals that operators and terminals send on purpose or by mistake. None stops forwarding.
+//! Signals that operators and terminals send, and that must stop neither the dataplane nor `lvsd`.
 
 use crate::common;
 

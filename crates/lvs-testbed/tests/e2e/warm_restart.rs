@@ -131,7 +131,7 @@ const REFUSED: &str = "7";
 const SILENT: &str = "28";
 
 #[test]
-fn host_does_not_answer_on_service_and_mark_ports_without_dataplane() -> Result<()> {
+fn host_does_not_answer_on_ports_of_address_and_mark_services_without_dataplane() -> Result<()> {
     for words in ways()? {
         let mut site = Site::new(SiteOptions::new("wr-mark", Forward::Nat))?;
         let vip = site.vip;
