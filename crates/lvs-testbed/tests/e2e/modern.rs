@@ -411,7 +411,7 @@ fn datagrams_after_removal_of_server_use_another_server() -> Result<()> {
 }
 
 #[test]
-fn server_added_beside_established_server_is_listed_with_slow_start_share() -> Result<()> {
+fn server_added_after_established_server_is_listed_with_slow_start_share() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("slow", Forward::Nat, 2))?;
     let mut daemon = Daemon::new(&site, "slow_start = \"1h\"");
     daemon.start(&[0])?;
