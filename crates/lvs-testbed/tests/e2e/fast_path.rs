@@ -522,7 +522,7 @@ fn stopped_dataplane_no_longer_forwards_in_kernel_fast_path() -> Result<()> {
         common::bulk(&site)?;
         ensure!(
             shares(&site)?.0 > 100,
-            "the kernel fast path forwarded at most 100 requests"
+            "the kernel fast path forwarded at most 100 requests before {signal}"
         );
         site.end_dataplane(signal)?;
         let url = format!("http://{}/s/1", site.vip);
@@ -738,7 +738,7 @@ fn cleanup_or_successor_with_other_table_size_discards_state_of_killed_dataplane
         )?;
         ensure!(
             !site.lvsadm("-L -n")?.contains(":80"),
-            "the successor lists services of the killed dataplane"
+            "the successor with another --max-connections lists services of the killed dataplane"
         );
     }
     Ok(())

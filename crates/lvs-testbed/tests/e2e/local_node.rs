@@ -71,7 +71,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
             .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
         ensure!(
             seen == "192.0.2.100\n",
-            "the local server received a request from {seen} instead of 192.0.2.100"
+            "{vip:?}: the local server received a request from {seen} instead of 192.0.2.100"
         );
         common::upload(&site)?;
 

@@ -285,7 +285,7 @@ fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
         );
         ensure!(
             !printed.contains("has not applied"),
-            "unexpected `has not applied` in {printed}"
+            "{change}: unexpected `has not applied` in {printed}"
         );
     }
     Ok(())
