@@ -1,6 +1,6 @@
-//! Old Unix services that are hard to balance, behind one virtual address: a terminal (telnet),
-//! commands with a second connection back to the client (rsh), a printer that checks its client's
-//! port (lpd), a session over two ports, and a file over UDP.
+//! Servers and clients of old Unix services that are hard to balance: a terminal (telnet), commands
+//! with a second connection back to the client (rsh), a printer that checks its client's port
+//! (lpd), a session over two ports, and a file over UDP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -33,8 +33,8 @@ const RESERVED: RangeInclusive<u16> = 512..=1023;
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Length in bytes of a block of the UDP file, and of a print job.
 const BLOCK: usize = 1024;
-/// Time limit of a connection. After a lost SYN, which the client repeats after a second, the
-/// connection can still succeed.
+/// Time limit for opening a connection, and for each read of a TCP client. After a lost SYN, which
+/// the client repeats after a second, the connection can still succeed.
 const LIMIT: Duration = Duration::from_millis(2500);
 
 /// Serves all classic services.
@@ -76,7 +76,7 @@ impl Serve {
     ///
     /// # Errors
     ///
-    /// A port or an address cannot be bound.
+    /// A port or an address cannot be bound, or the last UDP socket fails later.
     pub fn run(&self) -> Result<()> {
         let name: Arc<str> = self.name.as_str().into();
         let mut all: Vec<(u16, Handler)> = vec![(TELNET, terminal), (RSH, shell), (LPD, printer)];

@@ -1,5 +1,5 @@
-//! Both endpoints of a TCP connection: round trips of one byte, and downloads of which every byte
-//! is compared.
+//! The endpoints of measurements, as commands of this program. Implements both endpoints of TCP
+//! round trips of one byte, and of downloads of which every byte is compared.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use crate::{classic, files, transfers, unpack};
 /// Task of an endpoint.
 #[derive(Debug, Subcommand)]
 pub enum Endpoint {
-    /// Echo bytes, and send downloads
+    /// Echo bytes, send downloads, and receive uploads
     Serve {
         /// Port to listen on
         port: u16,

@@ -23,7 +23,7 @@ const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 const CHUNK: u64 = 16 << 10;
 /// A server that has sent less than its maximum rate can catch up on at most this time.
 const LATE: Duration = Duration::from_millis(20);
-/// Pause after a failed request.
+/// Minimum pause of a client after a failed request, and pause of a server after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Width in seconds of the bins in which results are counted.
 pub(crate) const BIN: f64 = 0.25;
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn file_server_never_sends_more_than_its_capacity() {
+    fn file_server_exceeds_its_capacity_by_less_than_an_eighth() {
         let asked = runtime()
             .expect("the runtime can be started")
             .block_on(async {

@@ -1,5 +1,5 @@
-//! The packet path in memory: directors with connections, packets for them, and the CPU time for
-//! both.
+//! Measures the packet path in memory: makes directors with connections, and measures the time for
+//! their packets, for new connections, and for a new Maglev table.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
@@ -260,8 +260,9 @@ impl Pipeline {
         Ok(took)
     }
 
-    /// Nanoseconds for each packet, over a million random ones. Includes the time to read the clock
-    /// for each batch, but not the time to write the packets, as a sender would.
+    /// Mean nanoseconds for a packet, over a million packets of random connections. Includes the
+    /// time to read the clock for each batch, but not the time to write the packets, which is the
+    /// work of a sender.
     ///
     /// # Errors
     /// If a packet is not forwarded.

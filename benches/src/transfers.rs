@@ -1,5 +1,5 @@
-//! Files of increasing size, one after the other: downloads by HTTP over a new or a persistent
-//! connection, and uploads.
+//! Measures the time of transfers by the size of the file: downloads by HTTP over a new or a
+//! persistent connection, and uploads.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

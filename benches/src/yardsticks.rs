@@ -77,7 +77,8 @@ impl Yardsticks {
     }
 }
 
-/// A table with look-ups only: the lower bound for the cost of a packet in memory.
+/// A minimal table, in which no entry expires or has a state: the lower bound for the cost of a
+/// packet in memory.
 #[derive(Debug)]
 pub struct LineTable {
     child: Child,

@@ -1,4 +1,4 @@
-//! A host with clients: a shell on it, which runs httperf on request.
+//! Starts a shell on a host with clients, and lets it run httperf on request.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,14 +19,15 @@ use nix::unistd::Pid;
 const MOST_PRINTED: usize = 4 << 20;
 /// Maximum length of a line, in bytes.
 const MOST_LINE: usize = 4096;
-/// Maximum number of stored bytes of a host's error messages.
+/// Further error messages of a host are discarded when this number of bytes is stored.
 const MOST_COMPLAINT: usize = 2048;
 /// Prefix of the lines that the script on a host prints.
 const MARK: &str = "lvs-bench: ";
-/// Interval at which a waiting condition is checked.
+/// Interval at which a wait for a line of a host checks for an interruption.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// The script on each host, which waits until a time of its own clock and then runs httperf.
+/// The script on each host: on request, it prints the host's time, or waits until a time of the
+/// host's clock and then runs httperf.
 const SCRIPT: &str = r#"
 httperf=$1
 for program in "$httperf" timeout date sleep; do
@@ -193,7 +194,7 @@ pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// A line from a host, or the reason why no further line will arrive.
+/// A line from a host; an error instead of each piece of a line that is too long.
 type Line = Result<String>;
 
 /// A host that is ready.
@@ -302,7 +303,7 @@ impl Host {
                 // Exit statuses of timeout(1).
                 Some("124" | "137") => bail!("httperf exceeded its time limit, and was killed"),
                 Some(status) => {
-                    let last = printed.lines().last().unwrap_or_default();
+                    let last = printed.lines().last().unwrap_or("it printed nothing");
                     bail!("httperf exited with status {status}: {last}")
                 }
                 None => {}
@@ -365,6 +366,7 @@ impl Host {
                 anyhow!("the shell of the host exited ({status})")
             }
             Ok(Some(_)) => anyhow!("{complaint}"),
+            _ if complaint.is_empty() => anyhow!("the shell of the host does not answer any more"),
             _ => anyhow!("the shell of the host does not answer any more: {complaint}"),
         }
     }

@@ -14,8 +14,8 @@ pub struct Figures {
     pub replies: u64,
     /// Replies a second with a status of 2xx.
     pub rate: f64,
-    /// Errors and replies of 4xx and 5xx, in percent of the connections. Connections that could not
-    /// be started are included.
+    /// Errors and replies of 4xx and 5xx, in percent of the started connections; at most 100. The
+    /// errors include connections that could not be started.
     pub error_percent: f64,
     /// Mean time in milliseconds from a request to the first byte of its reply; `None` without
     /// replies.
@@ -26,8 +26,8 @@ pub struct Figures {
     pub status: [u64; 5],
     /// Numbers of errors, by the kinds that httperf distinguishes.
     pub errors: Errors,
-    /// Duration of connections with a reply, as httperf counts it; `None` if the duration of some
-    /// of them is unknown.
+    /// Duration of connections with a reply, as httperf counts it; `None` without such connections,
+    /// or if the duration of some of them is unknown.
     pub lifetime: Option<Lifetime>,
     #[serde(skip)]
     histogram: BTreeMap<u32, u64>,

@@ -28,9 +28,10 @@ const MOST_RATE: u32 = 1_000_000;
 const MOST_HOSTS: usize = 256;
 /// Longest wait until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);
-/// Interval from sending the commands to the hosts until all of them start httperf.
+/// Interval from sending the commands to the hosts until all of them start httperf. Four times the
+/// largest error of a clock is added.
 const AHEAD: Duration = Duration::from_millis(100);
-/// Longest wait for a host's report after the end of its run.
+/// Longest wait for a host's report after the time limit of its httperf.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
 
 /// Servers, requests and hosts of a measurement.
@@ -322,7 +323,8 @@ struct Printed<'a> {
     uri: &'a str,
     seconds: u32,
     timeout: u32,
-    /// Whether all hosts have taken part in all planned steps.
+    /// Whether no host has failed, and nothing was interrupted. `--stop-at-errors` may have omitted
+    /// steps.
     complete: bool,
     steps: Vec<Step>,
     failed: &'a [Failed],
@@ -406,7 +408,7 @@ impl Options {
         if let Some(first) = cluster.failed.first() {
             let more = match cluster.failed.len() {
                 1 => String::new(),
-                all => format!(", and {} more", all - 1),
+                all => format!("; number of other failed hosts: {}", all - 1),
             };
             bail!(
                 "incomplete: host {} failed: {}{more}",

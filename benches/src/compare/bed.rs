@@ -43,9 +43,9 @@ pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
 /// Connection limit of the dataplane, sufficient for the largest measured case.
 const CONNECTIONS: u32 = 10_100_000;
-/// Connection limit of the dataplane with the kernel fast path for TCP: lower than [`CONNECTIONS`],
-/// because memory for all connections is allocated at the start. A flood has a limit of 1.2 times
-/// its number of connections.
+/// Expected number of TCP connections of a dataplane with the kernel fast path: lower than
+/// [`CONNECTIONS`], because memory for all connections is allocated at the start. The connection
+/// limit is 1.2 times the expected number, which for a flood is its number of connections.
 pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` that keep connections from ending during a measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
@@ -487,9 +487,9 @@ impl Bed {
         Ok(())
     }
 
-    /// Returns rules for ipvsadm: for floods, a UDP service with one server, because all replies of
-    /// a flood come from one server; for TCP, services with four servers. With NAT, the rules
-    /// contain both, and the UDP service also for IPv6.
+    /// Returns rules for ipvsadm: a UDP service with one server, because all replies of a flood
+    /// come from one server (with NAT, also for IPv6); with NAT or for TCP, also TCP services with
+    /// four servers.
     pub(crate) fn rules(&self, method: Method) -> Result<String> {
         let flag = method.flag();
         let mut rules = String::new();

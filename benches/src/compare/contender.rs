@@ -145,8 +145,8 @@ impl Contender {
         )
     }
 
-    /// Whether the contender handles packets next to the host's own network stack. The stack must
-    /// then not forward these packets, too.
+    /// Whether the contender is a forwarder without decisions on packet sockets, or `testpmd`. The
+    /// host's network stack receives the same packets, and must drop them.
     pub(crate) fn is_null_packet(self) -> bool {
         matches!(
             self,

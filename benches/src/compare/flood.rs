@@ -24,9 +24,9 @@ pub(super) struct Flood {
     pub(super) v6: bool,
 }
 
-/// Rate in packets per second at which connections are opened first, with [`Place::Usual`].
+/// The first rate, in packets per second, at which connections are opened with [`Place::Usual`].
 const OPENING: u32 = 150_000;
-/// Rate in packets per second at which connections are opened first, with [`Place::OneCore`].
+/// The first rate, in packets per second, at which connections are opened with [`Place::OneCore`].
 const OPENING_ONE_CORE: u32 = 60_000;
 /// The rate at which connections are opened is halved after losses, until it is at most this number
 /// of packets per second.

@@ -186,7 +186,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// No row's name begins with a requested name.
+    /// A requested name is not the beginning of any row's name.
     fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
         let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
             (true, _) if self.other.is_some() => vec!["other"],

@@ -165,7 +165,7 @@ mod tests {
     use super::Percentile::{P50, P99};
 
     #[test]
-    fn percentiles_do_not_depend_on_order_of_values() {
+    fn p50_and_p99_of_unsorted_values_are_correct_and_0_without_values() {
         let mut numbers: Vec<f64> = (0..1000).rev().map(f64::from).collect();
         assert!((P50.of(&mut numbers) - 500.0).abs() < f64::EPSILON);
         assert!((P99.of(&mut numbers) - 990.0).abs() < f64::EPSILON);

@@ -1,5 +1,5 @@
-//! A director with very many connections, and its effect on clients. This program is also the real
-//! server and the clients.
+//! Opens very many connections through a director, and measures the round trips of clients. This
+//! program is also the real server and the clients.
 
 use std::env;
 use std::io::{Read, Write};
@@ -150,7 +150,7 @@ pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Resu
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let words: Vec<&str> = printed.split_ascii_whitespace().collect();
     let [count, p50, p99, longest] = words[..] else {
-        bail!("the client printed no round-trip times: {printed}")
+        bail!("the client printed no round-trip times: {printed:?}")
     };
     Ok((
         done?,

@@ -19,7 +19,7 @@ use crate::yardsticks::Yardsticks;
 
 /// Port of the service.
 const PORT: u16 = 7;
-/// New connections per second that must succeed.
+/// Required number of new connections per second, of which at least 90 % must succeed.
 const NEW: u64 = 10_000;
 /// New connections per second that are sent: a director at its limit loses packets of both
 /// generators.

@@ -38,7 +38,8 @@ struct Beside {
 }
 
 impl Compare {
-    /// Prints a line for each plot, and the differences. Fails if fewer points agree than required.
+    /// Prints a line for each plot, and the differences. Fails if fewer points agree than required,
+    /// or if the reports cannot be compared.
     pub(super) fn run(&self) -> Result<()> {
         let (first, second) = (load(&self.first)?, load(&self.second)?);
         ensure!(

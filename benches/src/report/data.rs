@@ -16,7 +16,7 @@ pub(super) const SCHEMA: u32 = 1;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Document {
     pub(super) schema: u32,
-    /// Whether the report contains all requested measurements.
+    /// Whether every requested measurement was tried; `missing` has those without a result.
     pub(super) complete: bool,
     pub(super) quick: bool,
     pub(super) rounds: usize,

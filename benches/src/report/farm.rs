@@ -30,7 +30,7 @@ pub(super) struct Service {
     pub(super) servers: Vec<(u32, u64)>,
 }
 
-/// Processes that run while a farm is used.
+/// The running servers, and lvsd if it configures the dataplane.
 #[derive(Debug)]
 pub(super) struct Farm {
     servers: Proc,

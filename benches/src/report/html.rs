@@ -461,8 +461,8 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     list(page, &not_measured(document, experiment, &not_drawn))
 }
 
-/// Sentences about the peers and plots of an experiment without figures, with the reasons. `plots`:
-/// the titles of the plots without figures.
+/// Sentences about the peers and plots that have no figures in an experiment, with the reasons.
+/// `plots`: the titles of the plots without figures.
 fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]) -> Vec<String> {
     let name = experiment.name();
     let missing = document.missing.iter();

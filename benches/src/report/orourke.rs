@@ -50,7 +50,8 @@ const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
 const COST_RATE: u32 = 1000;
 /// The smallest plotted percentage: a logarithmic axis has no zero.
 const LEAST_PERCENT: f64 = 0.01;
-/// Minimum share of the requested rate that the clients must send for a result that counts.
+/// Minimum share of the requested rate that the servers must answer with 2xx for a result that
+/// counts.
 const REACHED: f64 = 0.97;
 
 /// The labels of bars, one for each peer.
@@ -523,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn highest_good_rate_is_found_in_at_most_three_measurements() {
+    fn highest_good_rate_of_five_is_found_in_at_most_three_measurements() {
         let rates = [10, 20, 30, 40, 50];
         for limit in 0..60 {
             let mut asked = 0;

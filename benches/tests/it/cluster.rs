@@ -53,7 +53,7 @@ fn web(host: &Host, directory: &Path) -> Proc {
 }
 
 #[test]
-fn cluster_refuses_invalid_options() {
+fn cluster_refuses_invalid_options_and_fails_without_usable_host() {
     let usual = ["--server", "192.0.2.1", "--rates", "10"];
     for (words, message) in [
         (
@@ -144,7 +144,7 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
         let words = format!(
             "--server={server} --port=80 --uri=/a'b?c=$d --timeout=1 --rate=50.000 --num-conns=100"
         );
-        assert!(seen.contains(&words), "{seen}");
+        assert!(seen.contains(&words), "no {words:?} in {seen}");
     }
     let output = cluster(&words);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -207,7 +207,7 @@ fn cluster_reports_failed_host_and_results_of_the_other_host() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(
             !output.status.success() && error.contains("incomplete: host local failed"),
-            "{error}"
+            "{fails}: {error}"
         );
         let result = json(&output);
         assert_eq!(result["complete"], false);
@@ -219,7 +219,7 @@ fn cluster_reports_failed_host_and_results_of_the_other_host() {
             failed[0]["why"]
                 .as_str()
                 .is_some_and(|message| message.contains(why)),
-            "{failed:?}"
+            "{fails}: no {why:?} in {failed:?}"
         );
         assert_eq!(failed[0]["offered"], 10.0);
         for step in result["steps"].as_array().expect("`steps` is a list") {

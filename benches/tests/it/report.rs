@@ -182,7 +182,7 @@ fn report_of_web_experiments_has_plots_with_axes_legend_and_data() {
     }
 }
 
-/// Also checks that each of Mack's other experiments has results.
+/// Also checks the numbers of runs of `mack-links`, `mack-files` and `mack-servers`.
 #[test]
 fn mack_services_work_through_exactly_the_supporting_peers() {
     let directory = tempfile::tempdir().expect("the temporary directory can be created");

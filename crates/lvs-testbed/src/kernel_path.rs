@@ -121,7 +121,7 @@ impl Programs {
     }
 
     /// Runs the programs on a frame. Returns the forwarded frame and its port; `None` if they do
-    /// not forward it.
+    /// not forward it, or if a test run does not support the frame.
     pub(crate) fn pass(
         &mut self,
         port: PortId,

@@ -101,7 +101,7 @@ pub fn connections(text: &str) -> Result<Vec<Connection>> {
             };
             let (minutes, seconds) = expires
                 .split_once(':')
-                .context("the time is not minutes:seconds")?;
+                .with_context(|| format!("the time is not minutes:seconds: {line:?}"))?;
             Ok(Connection {
                 protocol: protocol.to_owned(),
                 expires: minutes.parse::<u64>()? * 60 + seconds.parse::<u64>()?,

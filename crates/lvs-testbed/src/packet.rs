@@ -1,4 +1,4 @@
-//! Valid packets of every kind, with checksums from the [`oracle`]. Other modules damage them.
+//! Creates valid packets with checksums from the [`oracle`]. Other modules damage them.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mack_service_has_a_bar() {
+    fn every_classic_service_of_mack_has_a_bar() {
         for name in ["telnet", "rsh", "lpd", "UDP file"]
             .into_iter()
             .chain(SESSIONS.map(|one| one.0))

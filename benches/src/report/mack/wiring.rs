@@ -1,4 +1,4 @@
-//! Hosts beyond the usual three: a switch, and a second server.
+//! Adds hosts to the usual three: a switch, and a second server.
 
 use anyhow::Result;
 use lvs_testbed::{Host, decap, programs, wait_until};

@@ -1,4 +1,4 @@
-//! Sends the requests of clients, and measures their CPU time.
+//! Sends the requests of clients, and measures the CPU time of the director and of the servers.
 
 use anyhow::{Context, Result, bail};
 use lvs_testbed::Proc;

@@ -704,7 +704,7 @@ impl Lab {
                 .into_iter()
                 .flatten()
             {
-                let _ = writeln!(text, "--- director {index}:\n{}", program.log());
+                let _ = writeln!(text, "--- director {}:\n{}", index + 1, program.log());
             }
         }
         text

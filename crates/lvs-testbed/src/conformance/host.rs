@@ -1,4 +1,5 @@
-//! The director's own network stack in the recordings: local delivery, forwarding, ICMP errors.
+//! Simulates the network stack of the recordings' director: local delivery, forwarding, ICMP
+//! errors.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};

@@ -274,5 +274,5 @@ fn ipvsadm(bed: &mut Bed, arguments: &str) -> Replayed<()> {
 }
 
 fn unknown(what: &str) -> anyhow::Error {
-    anyhow!("no recording has this command: {what}")
+    anyhow!("the recording has an unsupported command or option of ipvsadm: {what}")
 }

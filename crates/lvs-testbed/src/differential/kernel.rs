@@ -87,8 +87,9 @@ fn checked(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<()>
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.success() && error.trim().is_empty(),
-        "{program} {}: {error}\n{input}",
-        arguments.join(" ")
+        "{program} {} ({}): {error}\n{input}",
+        arguments.join(" "),
+        output.status
     );
     Ok(())
 }

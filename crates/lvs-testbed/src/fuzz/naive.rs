@@ -490,7 +490,7 @@ impl Model {
     }
 }
 
-/// An operation that is applied to both directors.
+/// An operation that is applied to the director and to its model.
 #[derive(Clone, Debug)]
 pub enum Op {
     /// A segment of a client to the service: number of the client, and TCP flags.

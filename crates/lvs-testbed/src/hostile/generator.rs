@@ -33,7 +33,7 @@ pub enum Act {
         /// The datagram before fragmentation.
         whole: Vec<u8>,
     },
-    /// The frame that the director sent last arrives at the director, as in a switching loop.
+    /// The most recent frame that the director sent returns to it, as in a switching loop.
     Loop,
     /// Advances the clock by this duration.
     Wait(Duration),

@@ -18,7 +18,7 @@ const ROUND: u64 = 250;
 /// Number of simultaneous connections.
 const TALKS: usize = 12;
 
-/// Passes at least `frames` frames through a packet path with the kernel fast path and one without.
+/// Passes at least `frames` frames through two packet paths, one of which has the kernel fast path.
 /// Returns the number of packets that the BPF programs forwarded.
 ///
 /// # Errors
@@ -41,8 +41,8 @@ pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, FastP
     Ok(forwarded)
 }
 
-/// Passes at least `frames` frames through a packet path with the userspace fast path and one
-/// without. Returns the number of packets on the fast path.
+/// Passes at least `frames` frames through two packet paths, one of which has the userspace fast
+/// path. Returns the number of packets on the fast path.
 ///
 /// # Panics
 /// The results differ, or as [`storm`](super::storm).

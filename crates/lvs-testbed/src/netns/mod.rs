@@ -39,7 +39,7 @@ impl Mode {
     ///
     /// # Errors
     ///
-    /// No mode works; the message contains the fix.
+    /// `LVS_TESTBED_MODE` has another value, or no mode works; the message contains the fix.
     pub fn detect() -> Result<Self> {
         let works = |arguments: &[&str]| {
             Command::new("unshare")

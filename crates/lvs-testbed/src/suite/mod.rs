@@ -171,8 +171,8 @@ pub fn main(options: &TestsOptions) -> Result<()> {
     tests.sort_by_key(|test| test.turn);
     ensure!(
         !tests.is_empty(),
-        "no test has one of these words in its name: {}",
-        options.only.join(", ")
+        "this run has no tests: none has one of the words {:?} in its name, or those that do are left out",
+        options.only
     );
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
     let limits = run::Limits {

@@ -17,7 +17,7 @@ pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 
 /// Whether `ran` equals the recording, except for differences that `step` permits. `took` is the
 /// maximum duration of the recorded command in seconds; the remaining times in a listing of
-/// connections may differ by `took`.
+/// connections may differ by `took` and a second, those of templates by more.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
     if step.exit < 0 {
         // The recorded program crashed; here, refusing the line is correct.
@@ -100,7 +100,8 @@ fn seconds(text: &str) -> Option<i64> {
 /// The headings, and the remaining seconds of each entry.
 type Listing = (Vec<String>, BTreeMap<String, Vec<i64>>);
 
-/// Compares connections in any order. Remaining times may differ by `took` seconds.
+/// Compares connections in any order. Remaining times may differ by `took` seconds and one more,
+/// those of templates by even more.
 fn connections(recorded: &str, ours: &str, took: f64) -> bool {
     let parse = |text: &str| -> Option<Listing> {
         let lines: Vec<&str> = text.lines().collect();

@@ -22,7 +22,7 @@ use crate::conformance::MemoryDataplane;
 use crate::conformance::case::{sysctl_text, unhex};
 use crate::programs;
 
-/// Line by which the player asks its parent to map its users and to send the session.
+/// Line by which the player asks its parent to map the player's users and to send the session.
 pub(super) const READY: &str = "ready\n";
 
 /// Runs `lvs-testbed play-transcript`: reads a session from stdin after the parent has mapped the

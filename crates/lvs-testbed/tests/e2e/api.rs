@@ -726,7 +726,8 @@ fn dashboard_breaks_no_accessibility_rule() -> Result<()> {
     Ok(())
 }
 
-/// Tests the filters and a link to a service on a screen of 320 pixels.
+/// Tests the filters, a link to a service, and the title and icon of the page. Then checks that the
+/// page fits a screen of 320 pixels.
 fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     let long = Duration::from_secs(20);
     let set = |id: &str, value: &str, event: &str| {

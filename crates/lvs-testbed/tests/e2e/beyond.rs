@@ -61,7 +61,7 @@ fn hairpin_servers_reach_their_own_service() -> Result<()> {
         if forward == Forward::Nat {
             ensure!(
                 seen.trim() == common::client_address(&site)?,
-                "the server sees another address than the client's: {seen}"
+                "{topology:?}: the server sees another address than the client's: {seen}"
             );
         } else {
             ensure!(
@@ -208,7 +208,7 @@ fn services_with_many_ports_forward_each_port_and_reload_removes_their_mark_rule
             .sh(&format!("curl -s -m 60 http://{vip}:8100/ || echo $?"))?;
         ensure!(
             refused == "7\n",
-            "curl did not exit with status 7 (connection refused): {refused}"
+            "{forward:?}: curl did not exit with status 7 (connection refused): {refused}"
         );
 
         // After a reload of a file without mark rules, lvsd removes its own mark rules, and keeps
@@ -221,7 +221,7 @@ fn services_with_many_ports_forward_each_port_and_reload_removes_their_mark_rule
         let marks = site.lvsadm("mark list")?;
         ensure!(
             marks.lines().count() == 1 && marks.contains("--mark 7"),
-            "other mark rules than the manual one are left: {marks}"
+            "{forward:?}: other mark rules than the manual one are left: {marks}"
         );
         daemon.stop(Signal::SIGTERM)?;
     }

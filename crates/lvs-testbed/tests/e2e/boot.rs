@@ -239,10 +239,14 @@ fn dataplane_started_while_signalled_dataplane_exits_waits_and_starts() -> Resul
                 ended || pid_that_answers(&site) == Some(next.pid().into())
             })
             .with_context(|| next.log())?;
-            ensure!(!ended, "the dataplane exited: {}", next.log());
+            ensure!(
+                !ended,
+                "{words:?}, {signal}: the next dataplane exited: {}",
+                next.log()
+            );
             ensure!(
                 !next.log().contains("a warm restart is not possible"),
-                "unexpected `a warm restart is not possible` in {}",
+                "{words:?}, {signal}: unexpected `a warm restart is not possible` in {}",
                 next.log()
             );
             before = next;
@@ -251,7 +255,10 @@ fn dataplane_started_while_signalled_dataplane_exits_waits_and_starts() -> Resul
         let mut second = start(&site, words)?;
         let status = second.wait(PATIENCE)?;
         let output = second.log();
-        ensure!(!status.success(), "the second dataplane started: {output}");
+        ensure!(
+            !status.success(),
+            "{words:?}: the second dataplane started: {output}"
+        );
         ensure!(
             output.contains(&format!("pid {}", before.pid())),
             "the output does not contain the pid of the running dataplane: {output}"

@@ -38,7 +38,7 @@ fn check_kinds(directory: &str, wanted: &[(&str, usize)]) {
     for &(kind, passed) in wanted {
         let counts = kinds
             .get(kind)
-            .expect("no cases of this kind were replayed");
+            .unwrap_or_else(|| panic!("no cases of {kind} were replayed"));
         assert!(
             counts.passed >= passed,
             "only {} cases of {kind} passed",

@@ -129,7 +129,7 @@ fn control_socket_rights_depend_on_capabilities_and_groups_not_on_uid() -> Resul
         let output = refused_by(&site, launcher, &add)?;
         ensure!(
             output.contains("Permission denied (you must be root)"),
-            "no `Permission denied (you must be root)` in {output}"
+            "{launcher:?}: no `Permission denied (you must be root)` in {output}"
         );
         ensure!(lvsadm_by(&site, launcher, "-L -n")?.contains("Scheduler"));
     }
@@ -159,12 +159,12 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
         let output = refused_by(&site, &[], "-L -n")?;
         ensure!(
             output.contains("no dataplane answers"),
-            "no `no dataplane answers` in {output}"
+            "{launcher:?}: no `no dataplane answers` in {output}"
         );
         let output = refused_by(&site, &[], "--socket @lvs-dataplane -L -n")?;
         ensure!(
             output.contains("it is possibly not a dataplane"),
-            "no `it is possibly not a dataplane` in {output}"
+            "{launcher:?}: no `it is possibly not a dataplane` in {output}"
         );
         // The foreign processes do not answer: the programs must not wait forever for them.
         for squatter in &squatters {
@@ -191,7 +191,7 @@ fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
         ensure!(!second.wait(Duration::from_secs(10))?.success());
         ensure!(
             second.log().contains("another lvsd (pid"),
-            "no `another lvsd (pid` in {}",
+            "{launcher:?}: no `another lvsd (pid` in {}",
             second.log()
         );
         lvsd.stop_ok(Signal::SIGINT)?;

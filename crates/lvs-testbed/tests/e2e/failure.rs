@@ -23,13 +23,13 @@ fn stopped_or_killed_dataplane_leaves_host_as_before() -> Result<()> {
             common::ok(site.client.load(&load)?, 20)?;
             ensure!(
                 common::host_state(&site)? != before,
-                "the running dataplane has no shield"
+                "{vip:?}, {signal}: the running dataplane has no shield"
             );
             let mut dataplane = site.dataplane.take().context("no dataplane was started")?;
             let status = dataplane.stop(signal)?;
             ensure!(
                 signal == Signal::SIGKILL || status.success(),
-                "the dataplane failed at its exit: {status}: {}",
+                "{vip:?}, {signal}: the dataplane failed at its exit: {status}: {}",
                 dataplane.log()
             );
             common::wait_for_host_state(&site, &before)
@@ -39,7 +39,8 @@ fn stopped_or_killed_dataplane_leaves_host_as_before() -> Result<()> {
     Ok(())
 }
 
-/// A client that sends one request for each line of its input, and reconnects after a failure.
+/// A client that sends one request at the start and one for each line of its input, and reconnects
+/// after a failure.
 const ASKED: &str = r#"
 use IO::Socket::INET; $| = 1; $SIG{PIPE} = 'IGNORE';
 my $s;

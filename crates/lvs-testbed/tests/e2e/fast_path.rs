@@ -513,7 +513,7 @@ fn explain_shows_whether_connection_is_offloaded_and_why_not() -> Result<()> {
     output("yes")
 }
 
-/// An orderly stop removes all BPF programs; the successor starts without connections.
+/// An orderly stop ends forwarding by the BPF programs; the counters of the successor start at 0.
 #[test]
 fn stopped_dataplane_no_longer_forwards_in_kernel_fast_path() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;
@@ -522,7 +522,7 @@ fn stopped_dataplane_no_longer_forwards_in_kernel_fast_path() -> Result<()> {
         common::bulk(&site)?;
         ensure!(
             shares(&site)?.0 > 100,
-            "the kernel fast path forwarded at most 100 requests"
+            "the kernel fast path forwarded at most 100 requests before {signal}"
         );
         site.end_dataplane(signal)?;
         let url = format!("http://{}/s/1", site.vip);
@@ -738,7 +738,7 @@ fn cleanup_or_successor_with_other_table_size_discards_state_of_killed_dataplane
         )?;
         ensure!(
             !site.lvsadm("-L -n")?.contains(":80"),
-            "the successor lists services of the killed dataplane"
+            "the successor with another --max-connections lists services of the killed dataplane"
         );
     }
     Ok(())

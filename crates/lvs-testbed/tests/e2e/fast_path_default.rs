@@ -98,7 +98,7 @@ fn fast_path_without_cap_perfmon_logs_missing_capability() -> Result<()> {
         site.start_dataplane_by(&launcher, &["--fast-path", "auto"])?;
         says(&site, expected)?;
         let log = says(&site, READY)?;
-        ensure!(!log.contains("R0="), "unexpected `R0=` in {log}");
+        ensure!(!log.contains("R0="), "{set}: unexpected `R0=` in {log}");
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! Sends the same frames, valid and hostile, to a dataplane with the BPF programs and to one
-//! without. Both must send the same frames, and have the same connections, states, deadlines and
-//! counters.
+//! Sends the same frames, valid and hostile, to two dataplanes: one with the BPF programs, and one
+//! that forwards all frames in userspace. Both must send the same frames, and have the same
+//! connections, states, deadlines and counters.
 
 use lvs_dataplane::fast_path::FastPathError;
 use lvs_sys::is_root_of_all;
@@ -33,7 +33,7 @@ fn same(names: &[&str], seed: u64) {
                 );
                 assert!(
                     all > frames / 20,
-                    "only {all} of {frames} frames were forwarded"
+                    "{name}: only {all} of {frames} frames were forwarded by the programs"
                 );
                 // The XDP program runs for half of the frames; it forwards no frames into tunnels.
                 let tunnel = !["nat", "fullnat", "dr"]
@@ -41,7 +41,7 @@ fn same(names: &[&str], seed: u64) {
                     .any(|kind| name.starts_with(kind));
                 assert!(
                     tunnel && early == 0 || early > all / 4,
-                    "XDP forwarded another share of the frames than expected: {early} of {all}"
+                    "{name}: XDP forwarded another share of the frames than expected: {early} of {all}"
                 );
             }
             Err(error) => not_tested(&error),
@@ -87,7 +87,7 @@ fn kernel_fast_path_forwards_no_frames_of_unsupported_tunnels() {
     for name in ["ipip-4in6", "gre-4in4", "gue-6in6"] {
         let method = Method::named(name).expect("no forwarding method has this name");
         match twins(method, 6, 5000) {
-            Ok(forwarded) => assert_eq!(forwarded, Forwarded::default()),
+            Ok(forwarded) => assert_eq!(forwarded, Forwarded::default(), "{name}"),
             Err(error) => not_tested(&error),
         }
     }

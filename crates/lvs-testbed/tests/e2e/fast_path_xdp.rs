@@ -97,13 +97,13 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn xdp_forwards_every_byte_through_nat() -> Result<()> {
+fn xdp_forwards_nine_of_ten_nat_frames_and_transfers_are_intact() -> Result<()> {
     forwards("xdp-nat", Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn xdp_forwards_every_byte_through_full_nat() -> Result<()> {
+fn xdp_forwards_nine_of_ten_full_nat_frames_and_transfers_are_intact() -> Result<()> {
     forwards("xdp-fnat", Forward::FullNat)
 }
 

@@ -325,7 +325,7 @@ fn source_filters_are_saved_and_restored_completely_or_not_at_all() -> Result<()
         );
         ensure!(
             listed()? == before,
-            "an invalid file changed filters: {}",
+            "an invalid file changed filters: {bad}: {}",
             listed()?
         );
     }
@@ -336,7 +336,7 @@ fn source_filters_are_saved_and_restored_completely_or_not_at_all() -> Result<()
             .sh(&format!("printf '{early}' | {lvsadm} filter restore"));
         ensure!(
             refused.is_err() && listed()? == before,
-            "a truncated file was accepted or changed filters: {}",
+            "a truncated file was accepted or changed filters: {early:?}: {}",
             listed()?
         );
     }

@@ -40,18 +40,24 @@ fn weather(seed: u64, names: &[&str]) {
         );
         // Frames of each kind must have been received, and some of them must have each fate.
         let tenth = frames / 10;
-        assert!(counters.received >= frames && counters.dropped_total() > tenth);
-        assert!(counters.sent > frames / 50, "{counters:?}");
-        assert!(*came_right > tenth && *right > tenth && *trains > frames / 1000);
+        assert!(
+            counters.received >= frames && counters.dropped_total() > tenth,
+            "{name}: {counters:?}"
+        );
+        assert!(counters.sent > frames / 50, "{name}: {counters:?}");
+        assert!(
+            *came_right > tenth && *right > tenth && *trains > frames / 1000,
+            "{name}: {came_right} {right} {trains}"
+        );
         for fate in [
             counters.held,
             counters.left,
             counters.given_back,
             counters.answered,
         ] {
-            assert!(fate > frames / 1000, "{counters:?}");
+            assert!(fate > frames / 1000, "{name}: {counters:?}");
         }
-        assert_eq!(*tunnelled > tenth / 4, method.name.contains("in"));
+        assert_eq!(*tunnelled > tenth / 4, method.name.contains("in"), "{name}");
         drops.extend(summary.drops().into_keys());
         let resident = resident();
         assert!(

@@ -79,7 +79,7 @@ fn ipv6_requests_are_served_through_nat() -> Result<()> {
         let listing = site.lvsadm("-L -n -c")?;
         ensure!(
             listing.contains(&format!("[{}]:80", site.vip6)),
-            "the listing lacks the IPv6 service: {listing}"
+            "{vip:?}: the listing lacks the IPv6 service: {listing}"
         );
     }
     Ok(())

@@ -220,7 +220,7 @@ fn local_client_reaches_own_port_without_service_or_dataplane() -> Result<()> {
         }
         ensure!(
             is_refused(&site, site.service(81))?,
-            "the connection to port 81 was not refused"
+            "the connection to port 81 was not refused before {ends_with}"
         );
         // After a service is removed, the host receives the packets for its port.
         site.lvsadm(&format!("-D -t {}", site.service(80)))?;

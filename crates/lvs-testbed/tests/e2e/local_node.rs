@@ -17,12 +17,12 @@ fn web_server(site: &Site, port: u16) -> Result<Proc> {
 /// Sends requests, and checks how many the director and each server answered.
 fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<()> {
     let report = common::ok(site.client.load(load)?, load.requests)?;
-    let expected = expected
+    let wanted = expected
         .iter()
         .map(|&(name, count)| (name.to_owned(), count));
     ensure!(
-        report.servers == expected.collect(),
-        "the servers answered other numbers of requests than expected: {:?}",
+        report.servers == wanted.collect(),
+        "the servers answered other numbers of requests than {expected:?}: {:?}",
         report.servers
     );
     Ok(())
@@ -71,7 +71,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
             .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
         ensure!(
             seen == "192.0.2.100\n",
-            "the local server received a request from {seen} instead of 192.0.2.100"
+            "{vip:?}: the local server received a request from {seen} instead of 192.0.2.100"
         );
         common::upload(&site)?;
 

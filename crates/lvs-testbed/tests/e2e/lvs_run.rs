@@ -154,7 +154,7 @@ fn moby_ipvs_library_under_lvs_run_passes_its_own_tests() -> Result<()> {
         let printed = site.director.sh(&run)?;
         ensure!(
             printed.contains(&format!("--- PASS: {name} ")),
-            "a test of the library failed: {printed}"
+            "a test of the library failed: {name}: {printed}"
         );
     }
     Ok(())

@@ -431,9 +431,13 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
         let report = steady.finish_ok()?;
         ensure!(
             report.ok > 500,
-            "at most 500 requests were answered: {report:?}"
+            "{script}: at most 500 requests were answered: {report:?}"
         );
-        ensure!(lvsd.is_running(), "lvsd has exited");
+        ensure!(
+            lvsd.is_running(),
+            "{script}: lvsd has exited: {}",
+            lvsd.log()
+        );
         ensure!(lvsd.stop(Signal::SIGINT)?.success());
         site.director.sh(&format!("rm -f {fifo} {fifo}-closed"))?;
     }

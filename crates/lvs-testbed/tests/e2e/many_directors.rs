@@ -61,7 +61,7 @@ fn direct_routing_directors_are_in_sync_again_after_disconnection() -> Result<()
 
 #[test]
 #[ignore = "needs BIRD"]
-fn tunnel_downloads_survive_suspended_dataplane_and_lost_datagrams() -> Result<()> {
+fn tunnel_downloads_survive_suspended_dataplane_and_lost_sync_packets() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     common::nothing_breaks(&outcomes)?;
@@ -285,7 +285,7 @@ fn maintenance_command_returns_when_routes_have_changed() -> Result<()> {
         );
         ensure!(
             !printed.contains("has not applied"),
-            "unexpected `has not applied` in {printed}"
+            "{change}: unexpected `has not applied` in {printed}"
         );
     }
     Ok(())

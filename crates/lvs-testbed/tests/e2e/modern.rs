@@ -117,7 +117,7 @@ fn download(client: &Host, virt: SocketAddr) -> Result<Proc> {
     client.spawn("curl", &["-sS", "-g", "-o", "/dev/null", &url])
 }
 
-/// Number of the client's connections to a server; its host also has connections of health checks.
+/// Number of established connections of the client at a server, without those of health checks.
 fn established(server: &Host) -> usize {
     let listed = listed(server, "sport = :80");
     let is_clients = |line: &&str| line.contains(".100:") || line.contains("::100]:");
@@ -137,8 +137,8 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
     !client.is_running() && client.log().contains("reset by peer")
 }
 
-/// Removes one of two servers from the configuration file while connections of all kinds to both
-/// servers are open. Checks that the connections of the removed server are reset.
+/// Removes one of two servers from the configuration file while waiting clients and downloads have
+/// connections to both servers. Checks that the connections of the removed server are reset.
 fn remove_one_server(forward: Forward, six: bool) -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("down", forward, 2))?;
     site.serve("large", 16 << 20)?;
@@ -298,7 +298,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     Ok(())
 }
 
-/// A server stops answering; its clients receive resets after a check fails. `--nocapture` shows
+/// A server stops answering; its clients receive resets after the checks fail. `--nocapture` shows
 /// the times.
 #[test]
 fn clients_of_silent_server_are_reset_after_failed_checks() -> Result<()> {
@@ -411,7 +411,7 @@ fn datagrams_after_removal_of_server_use_another_server() -> Result<()> {
 }
 
 #[test]
-fn server_added_to_established_server_starts_slowly_with_share_in_listing() -> Result<()> {
+fn server_added_after_established_server_is_listed_with_slow_start_share() -> Result<()> {
     let site = Site::new(SiteOptions::with_servers("slow", Forward::Nat, 2))?;
     let mut daemon = Daemon::new(&site, "slow_start = \"1h\"");
     daemon.start(&[0])?;

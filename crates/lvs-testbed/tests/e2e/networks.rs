@@ -530,7 +530,7 @@ fn packets_between_vlans_of_a_trunk_are_forwarded() -> Result<()> {
             .run("curl", &["-sS", "-f", "-m", "5", "http://10.0.0.11/id"])?;
         ensure!(
             printed == "rs1\n",
-            "another server than rs1 answered the director: {printed}"
+            "MTU {mtu}: another server than rs1 answered the director: {printed}"
         );
 
         // The client moves to the untagged network, and then to VLAN 300. The dataplane does not

@@ -351,7 +351,10 @@ fn lvsadm_watch_shows_rates_and_restores_terminal() -> Result<()> {
     screen.wait(SOON)?;
     let shown = screen.log();
     steady.finish_ok()?;
-    ensure!(shown.contains("\x1b[1mTCP"), "no `\x1b[1mTCP` in {shown:?}");
+    ensure!(
+        shown.contains("\x1b[1mTCP"),
+        "the service is not in bold: {shown:?}"
+    );
     ensure!(
         shown.trim_end().ends_with("\x1b[?25h\x1b[?1049l"),
         "the terminal was not restored: {shown:?}"
@@ -386,7 +389,7 @@ fn lvsadm_watch_shows_rates_and_restores_terminal() -> Result<()> {
     let shown = screen.log();
     ensure!(
         !shown.contains("\x1b[1m"),
-        "unexpected `\x1b[1m` in {shown:?}"
+        "text is in bold despite NO_COLOR: {shown:?}"
     );
     // A terminal without cursor control gets one table after the other.
     let dumb = site.director.sh(&format!(
@@ -419,11 +422,11 @@ fn atomic_restore_applies_all_rules_or_none() -> Result<()> {
         let reported = restore(bad)?;
         ensure!(
             reported.contains("line ") && reported.contains("nothing was changed"),
-            "no `line ` or no `nothing was changed` in {reported}"
+            "{bad}: no `line ` or no `nothing was changed` in {reported}"
         );
         ensure!(
             reported.ends_with("status 255\n"),
-            "the output of lvsadm -R does not end with `status 255`: {reported}"
+            "{bad}: the output of lvsadm -R does not end with `status 255`: {reported}"
         );
         ensure!(
             site.lvsadm("-S -n")? == before,
@@ -451,7 +454,10 @@ fn completions_and_manual_page_are_accepted_by_bash_and_man() -> Result<()> {
     let lvsadm = programs::find("lvsadm")?;
     let print = |words: &[&str]| -> Result<String> {
         let output = std::process::Command::new(&lvsadm).args(words).output()?;
-        ensure!(output.status.success(), "lvsadm failed: {words:?}");
+        ensure!(
+            output.status.success(),
+            "lvsadm failed: {words:?}: {output:?}"
+        );
         Ok(String::from_utf8(output.stdout)?)
     };
     let dir = tempfile::tempdir()?;

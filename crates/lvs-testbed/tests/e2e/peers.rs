@@ -117,8 +117,9 @@ fn connections_of(site: &Site, director: &Host) -> Result<BTreeSet<[String; 4]>>
     Ok(all.map(key).collect())
 }
 
-/// Kills a director while 250 clients download. It restarts with an empty table, and takes over
-/// when it is ready. `workers` are the numbers of packet workers of the two directors.
+/// Kills a director while 250 clients download; the other one takes over. The killed director
+/// starts again with an empty table, and takes the VIPs back when it has all connections. `workers`
+/// are the numbers of packet workers of the two directors.
 fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     const CLIENTS: u64 = 250;
     let mut site = site(label, forward, 60_000)?;
@@ -453,7 +454,7 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
     })
 }
 
-/// Returns the output of `lvsadm diff` on the first director, compared with the dataplane `other`.
+/// Runs `lvsadm diff` on the first director, against the dataplane `other`, and returns its output.
 /// Checks that the exit status is 0 if nothing differs, and 1 otherwise.
 fn diff(site: &Site, other: &Proc) -> Result<String> {
     // Each host of the testbed has a /run of its own.

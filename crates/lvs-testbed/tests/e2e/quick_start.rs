@@ -56,7 +56,7 @@ fn starts_dataplane(block: &str) -> bool {
 
 /// If an operator pastes the whole block, `lvsadm` runs before the dataplane answers.
 #[test]
-fn quick_start_block_pasted_at_once_configures_starting_dataplane() -> Result<()> {
+fn documented_block_pasted_at_once_configures_starting_dataplane() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut pages = vec![root.join("README.md")];
     for entry in fs::read_dir(root.join("docs"))? {

@@ -1,4 +1,4 @@
-//! Signals that operators and terminals send on purpose or by mistake. None stops forwarding.
+//! Signals that operators and terminals send, and that must stop neither the dataplane nor `lvsd`.
 
 use crate::common;
 
@@ -69,7 +69,7 @@ fn dataplane_and_state_keeper_continue_after_unused_signals() -> Result<()> {
         let after = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
         ensure!(
             after == children,
-            "the child processes changed: {children:?} {after:?}"
+            "{label}: the child processes changed: {children:?} {after:?}"
         );
         ensure!(!words.contains(&"--warm-restart") || !children.is_empty());
         download.finish()?;
@@ -80,7 +80,7 @@ fn dataplane_and_state_keeper_continue_after_unused_signals() -> Result<()> {
         let left = site.director.run(program, &["--cleanup"])?;
         ensure!(
             left.contains("found no state of a killed dataplane"),
-            "no `found no state of a killed dataplane` in {left}"
+            "{label}: no `found no state of a killed dataplane` in {left}"
         );
     }
     Ok(())

@@ -60,7 +60,8 @@ fn calls(site: &Site) -> Result<Vec<BTreeSet<String>>> {
         .collect()
 }
 
-/// Checks that all packets of each call were sent to one server.
+/// Checks that all packets of each call were sent to one server, and that both servers received the
+/// same number of calls.
 fn check(site: &Site, total: usize) -> Result<()> {
     let calls = calls(site)?;
     ensure!(

@@ -454,7 +454,7 @@ fn invalid_sync_messages_are_counted_and_valid_part_of_damaged_message_is_used()
     let counts = counts.into_iter().collect::<Result<Vec<_>>>()?;
     ensure!(
         counts.iter().sum::<u64>() <= messages,
-        "{messages} messages were counted more than once: {counts:?}"
+        "more messages were counted than the {messages} sent: {counts:?}"
     );
     let listing = site.lvsadm("-L -c -n")?;
     ensure!(

@@ -31,7 +31,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// Boots a kernel on `host`. A second call replaces the first kernel.
+    /// Boots a kernel on `host`. A second call removes the devices of the first kernel.
     fn boot(site: &Site, host: &Host, name: &str) -> Result<Self> {
         let dir = site.testbed.dir().join(name);
         fs::create_dir(&dir)?;

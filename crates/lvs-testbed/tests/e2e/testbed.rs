@@ -154,7 +154,7 @@ fn real_server_does_not_answer_arp_for_vip() -> Result<()> {
         let neighbour = router.sh(&format!("ip neigh show {}", site.vip))?;
         ensure!(
             neighbour.contains("lladdr") == (vip == Vip::Host),
-            "the wrong host answered ARP: {vip:?}: {neighbour}"
+            "the answer to ARP does not match the owner of the VIP, {vip:?}: {neighbour}"
         );
     }
     Ok(())

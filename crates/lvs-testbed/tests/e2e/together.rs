@@ -1,5 +1,6 @@
-//! Combinations of the dataplane's features: `lvsd` replaces a killed dataplane during downloads.
-//! The sixteen rows contain every pair of values of two features.
+//! Combinations of the dataplane's features: `lvsd` replaces a killed dataplane during downloads,
+//! except with full NAT in userspace, where connections do not survive. The sixteen rows contain
+//! every pair of values of two features.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt;
@@ -225,7 +226,8 @@ impl Director {
         .with_context(|| self.lvsd.log())
     }
 
-    /// Compares the dataplane's packet counter of each server with the count of the server's host.
+    /// Waits until the dataplane's packet counter of each server equals the count of the server's
+    /// host, or lacks at most the packets of two seconds.
     fn compare_counters(&self) -> Result<()> {
         let servers = &self.site.servers;
         let counters_are_equal = |lines: &[Line]| -> Result<bool> {

@@ -1,4 +1,4 @@
-//! Plays every recorded session of ipvsadm with the real programs.
+//! Plays recorded sessions of ipvsadm with the real programs.
 
 use std::path::Path;
 

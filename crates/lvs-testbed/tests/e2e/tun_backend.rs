@@ -263,7 +263,7 @@ fn tun_backend_refuses_unsupported_settings_without_change() -> Result<()> {
         let text = format!("{refusal:#}");
         ensure!(
             text.contains(reason) && text.contains("TUN"),
-            "no {reason:?} or no `TUN` in {text}"
+            "{arguments}: no {reason:?} or no `TUN` in {text}"
         );
     }
     ensure!(site.lvsadm("-S -n")? == before && steered(&site)? == rules);

@@ -1,6 +1,6 @@
-//! Sends the same frames, valid and hostile, to a dataplane with the userspace fast path and to one
-//! without. Both must send the same frames, and have the same connections, states, deadlines and
-//! counters.
+//! Sends the same frames, valid and hostile, to two dataplanes: one with the userspace fast path,
+//! and one with the slow path only. Both must send the same frames, and have the same connections,
+//! states, deadlines and counters.
 
 use lvs_testbed::hostile::{Method, two_ways};
 use lvs_testbed::suite::size;

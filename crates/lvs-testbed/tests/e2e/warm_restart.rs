@@ -114,14 +114,20 @@ fn successor_takes_over_2_001_services_and_more_than_22_000_servers() -> Result<
         kill(&mut site)?;
         site.start_dataplane(words)?;
         let log = common::says(&site, "took over")?;
-        ensure!(log.contains("services=2001"), "no `services=2001` in {log}");
+        ensure!(
+            log.contains("services=2001"),
+            "{words:?}: no `services=2001` in {log}"
+        );
         let report = running
             .join()
             .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
         report.all_ok(2)?;
         let saved = site.lvsadm("-S -n")?;
         let listed = saved.lines().filter(|line| line.starts_with("-a ")).count();
-        ensure!(listed == servers, "servers are missing: {listed}");
+        ensure!(
+            listed == servers,
+            "{words:?}: {listed} of {servers} servers are listed"
+        );
     }
     Ok(())
 }
@@ -131,7 +137,7 @@ const REFUSED: &str = "7";
 const SILENT: &str = "28";
 
 #[test]
-fn host_does_not_answer_on_service_and_mark_ports_without_dataplane() -> Result<()> {
+fn host_does_not_answer_on_ports_of_address_and_mark_services_without_dataplane() -> Result<()> {
     for words in ways()? {
         let mut site = Site::new(SiteOptions::new("wr-mark", Forward::Nat))?;
         let vip = site.vip;

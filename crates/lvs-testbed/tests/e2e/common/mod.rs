@@ -659,7 +659,7 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
         }
         ensure!(
             report.servers.len() == 4,
-            "not all 4 servers answered: {:?}",
+            "{scheduler}: not all 4 servers answered: {:?}",
             report.servers
         );
         site.lvsadm("-C")?;

@@ -179,7 +179,8 @@ impl Cluster {
             let equal = answers.values().all(|&count| count == 8 / servers);
             ensure!(
                 equal && answers.len() as u64 == servers,
-                "the servers did not answer equally often: {at}: {answers:?}"
+                "the servers did not answer {} equally often: {at}: {answers:?}",
+                host.name()
             );
         }
         Ok(())
@@ -248,7 +249,8 @@ fn kube_proxy_with_full_nat_serves_node_ports_with_endpoints_on_other_nodes() ->
         let source = cluster.source(host, &at)?;
         ensure!(
             source == "192.0.2.1",
-            "the servers see another address than the local address 192.0.2.1: {source}"
+            "the servers see another address of {} than the local address 192.0.2.1: {source}",
+            host.name()
         );
     }
     let listing = cluster.bed.site.lvsadm("-S -n")?;
@@ -411,7 +413,8 @@ fn dataplane_killed(cluster: &mut Cluster, options: &[&str], servers: usize) -> 
         let answers = cluster.answers(host, WEB)?;
         ensure!(
             answers.len() == servers,
-            "not all servers answered: {answers:?}"
+            "not all servers answered {}: {answers:?}",
+            host.name()
         );
     }
     Ok(())
