@@ -1,4 +1,5 @@
-//! Filters of a service's new connections: allow and deny by source prefix.
+//! Filters of new connections, of one service or of the whole director: allow and deny by source
+//! prefix.
 
 use alloc::collections::BTreeMap;
 use alloc::format;

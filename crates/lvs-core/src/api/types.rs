@@ -680,8 +680,8 @@ pub struct FastPathInfo {
     pub fix: String,
 }
 
-/// Requests that were too long for the path to a server and must not be fragmented. The client is
-/// informed by ICMP errors, whose rate is limited.
+/// Requests that were too long for the path to a server and must not be fragmented. For each of
+/// them, the director sends an ICMP error to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TooBig {
     /// IP address of the server.

@@ -874,7 +874,11 @@ fn attempt_is_answered_by_the_servers_reply_or_the_clients_next_packet() {
         };
         let _ = director.handle_packet(&packet, Instant::from_secs(2));
         director.advance(Instant::from_secs(2_000));
-        assert_eq!(attempts(&director), (1, 0), "{method:?}");
+        assert_eq!(
+            attempts(&director),
+            (1, 0),
+            "{method:?}, answer with flags {answer:#x}"
+        );
     }
 }
 

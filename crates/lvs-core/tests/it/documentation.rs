@@ -350,7 +350,10 @@ fn every_limit_has_its_test() {
         .lines()
         .filter(|line| line.starts_with("| ") && !line.starts_with("| subject | limit |"))
         .collect();
-    assert!(rows.len() > 60, "docs/limits.md has too few lines: {rows:?}");
+    assert!(
+        rows.len() > 60,
+        "docs/limits.md has too few lines: {rows:?}"
+    );
     for row in rows {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         assert_eq!(cells.len(), 5, "docs/limits.md: {row}");
