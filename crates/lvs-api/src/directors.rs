@@ -101,8 +101,13 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
         .take(limit)
         .read_to_end(&mut text)
         .map_err(failed)?;
+    if text.len() > KEY_MAX {
+        return Err(format!(
+            "the file of the key {name} has more than {KEY_MAX} bytes: openssl rand -hex 32 > {name}"
+        ));
+    }
     let key = text.trim_ascii();
-    if text.len() > KEY_MAX || key.len() < KEY_MIN {
+    if key.len() < KEY_MIN {
         return Err(format!(
             "the key {name} has {} characters, and {KEY_MIN} to {KEY_MAX} are required: openssl rand -hex 32 > {name}",
             key.len()

@@ -6,7 +6,7 @@ use std::ops::Range;
 use lvs_core::Protocol;
 
 use crate::drop::FrameDrop;
-use crate::frame::{Frame, SegmentKind};
+use crate::frame::{Frame, PartialChecksum, SegmentKind};
 use crate::parse::Packet;
 use crate::wire::checksum::{self, Sum};
 use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, put32, tcp, udp};
@@ -34,10 +34,15 @@ const CWR: u8 = 0x80;
 ///
 /// # Errors
 /// [`FrameDrop::BadOffload`] if the checksum is outside of the frame.
+#[inline]
 pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
-    let Some(partial) = frame.offload.checksum else {
-        return Ok(());
-    };
+    match frame.offload.checksum {
+        None => Ok(()),
+        Some(partial) => finish(frame, partial),
+    }
+}
+
+fn finish(frame: &mut Frame, partial: PartialChecksum) -> Result<(), FrameDrop> {
     let start = usize::from(partial.start);
     let at = start + usize::from(partial.offset);
     let bytes = frame.bytes();

@@ -202,7 +202,7 @@ fn of_dataplane(dataplane: &DataplaneStatus) -> Vec<String> {
         what, fix, since, ..
     } in &dataplane.waiting
     {
-        faults.push(format!("MISSING: {what}{}. To do: {fix}", lasts(*since)));
+        faults.push(format!("NOT IN USE: {what}{}. To do: {fix}", lasts(*since)));
     }
     for peer in dataplane.peers.iter().filter(|peer| peer.is_alarming()) {
         let (ip, state, time) = (peer.peer.ip(), &peer.state, lasted(peer.seconds));
@@ -404,7 +404,7 @@ impl Verdict {
             (
                 dataplane.waiting.len(),
                 "configured interface or address",
-                "missing",
+                "not in use",
                 None,
             ),
             (

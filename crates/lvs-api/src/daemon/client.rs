@@ -218,7 +218,13 @@ impl Client {
         let mut line = Vec::new();
         match stream.take(most).read_until(b'\n', &mut line) {
             Err(error) => Err(self.silent(&error)),
-            Ok(_) if line.pop() == Some(b'\n') => Ok(line),
+            Ok(_) if line.ends_with(b"\n") => {
+                line.pop();
+                Ok(line)
+            }
+            Ok(_) if line.len() as u64 == most => {
+                Err(self.garbled(&format!("a line of its answer is longer than {most} bytes")))
+            }
             Ok(_) => Err(self.ended()),
         }
     }

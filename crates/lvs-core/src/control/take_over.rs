@@ -420,7 +420,7 @@ impl Control {
                 if let Some(server) = &server {
                     template.server = server.id().0.into();
                 }
-                let made = self.templates.insert(template, now).ok_or(Refused::Full)?;
+                let made = self.insert_template(template, now).ok_or(Refused::Full)?;
                 if let Some(server) = server {
                     server.bind_template();
                 }

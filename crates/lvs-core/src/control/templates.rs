@@ -1,12 +1,12 @@
 //! Persistence templates: their removal and their listing, and the eviction of templates to make
 //! room for new ones.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Control;
-use crate::conn::{Key, flag};
-use crate::conn::{scattered, windows};
+use crate::conn::{Key, Template, flag, scattered, windows};
 use crate::shard::{Connection, Shard, write_template};
 use crate::sync::sync_template;
 use crate::{ConnId, Instant, ServiceFlags};
@@ -223,10 +223,21 @@ impl Control {
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
+    /// Inserts a template and starts its timer. If the table is full, evicts another template if
+    /// possible; `None` if there is no room.
+    pub(super) fn insert_template(
+        &mut self,
+        template: Template,
+        now: Instant,
+    ) -> Option<(u32, Arc<Template>)> {
+        self.make_template_room();
+        self.templates.insert(template, now)
+    }
+
     /// Evicts a persistence template if the table is full, eviction is enabled, and a template
     /// without connections is found. Of the candidates found, a template whose clients never
     /// established a connection is preferred, then the template that would expire first.
-    pub(crate) fn make_template_room(&mut self) {
+    fn make_template_room(&mut self) {
         let table = &self.templates.table;
         if !self.settings.evicts || table.len() < table.capacity() {
             return;

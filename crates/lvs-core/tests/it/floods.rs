@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use lvs_core::full_nat::LocalAddress;
 use lvs_core::settings::{Extras, Limits, WhenFull};
+use lvs_core::sync::{Backup, wire::Entry};
 use lvs_core::{
-    Director, DropReason, Family, Forwarding, Instant, Options, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict,
+    Director, DropReason, Family, Forwarding, Instant, Options, Protocol, ServerConfig,
+    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict,
 };
 
 use crate::common::{VIP, addr, packet, server};
@@ -322,6 +323,38 @@ fn full_template_table_refuses_next_template() {
         "a client with a template was refused"
     );
     assert_eq!(bed.director.control.evicted_templates(), 0);
+}
+
+#[test]
+fn template_of_synchronisation_message_evicts_another_from_full_table() {
+    let mut bed = persistent(512, WhenFull::Evict);
+    for n in 0..2000 {
+        assert!(bed.opens(source(n), SYN).is_some(), "{n}");
+        bed.pass(Duration::from_millis(1));
+    }
+    let Director { control, shard, .. } = &mut bed.director;
+    let evicted = control.evicted_templates();
+    assert!(evicted > 0);
+    control
+        .start_backup(Backup::new(0, None, 1500, false))
+        .unwrap();
+    let template = |n: u8| Entry {
+        protocol: Protocol::TCP,
+        client: SocketAddr::from(([203, 0, 113, n], 0)),
+        virt: addr(VIP),
+        server: server(1),
+        // IP_VS_CONN_F_TEMPLATE; the method is NAT.
+        flags: 0x1000,
+        state: 0,
+        mark: 0,
+        timeout: 300,
+        sequences: None,
+        engine: None,
+        data: None,
+    };
+    let results = control.take_over(shard, (0..10).map(template), bed.now);
+    assert_eq!((results.taken, results.no_room), (10, 0));
+    assert_eq!(control.evicted_templates(), evicted + 10);
 }
 
 /// If more templates expire at once than one call removes (4,096), the next call is due at once.

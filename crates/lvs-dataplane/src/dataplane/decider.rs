@@ -298,6 +298,7 @@ impl Decider {
 impl Decider {
     /// Queues a connection for offloading if it is due, and if fewer than [`OFFLOADS_MAX`]
     /// connections wait.
+    #[inline]
     fn note_if_offload_is_due(&mut self, conn: ConnId) {
         let (after, epoch) = (self.offload_after, self.epoch);
         if epoch != 0

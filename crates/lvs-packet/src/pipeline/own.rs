@@ -110,11 +110,18 @@ impl Pipeline {
 
     /// Lets the director decide on the pipeline's ICMP error about the last packet, if there is
     /// one.
+    #[inline]
     pub(super) fn finish_own_error<N: Net, D: Decide>(
         &mut self,
         decide: &mut D,
         cx: &mut Cx<'_, N>,
     ) {
+        if self.own_error.is_some() {
+            self.decide_own_error(decide, cx);
+        }
+    }
+
+    fn decide_own_error<N: Net, D: Decide>(&mut self, decide: &mut D, cx: &mut Cx<'_, N>) {
         match self.own_error.take() {
             None => {}
             Some(OwnError::Sent(error)) => {

@@ -179,7 +179,7 @@ fn lvsd_uses_missing_interfaces_when_created() -> Result<()> {
         PATIENCE,
         || {
             status().is_ok_and(|output| {
-                output.contains("MISSING: waiting for the configured interface eth1")
+                output.contains("NOT IN USE: waiting for the configured interface eth1")
             })
         },
     )

@@ -196,11 +196,9 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     );
     report.all_ok(report.ok)?;
     for director in [&first, &second] {
+        let state = state(&site, director)?;
         for name in ["nonsense", "no_room", "forged", "malformed", "full_syncs"] {
-            ensure!(
-                number(&site, director, name) == 0,
-                "the counter is not 0: {name}"
-            );
+            ensure!(state[name] == 0, "{name} is {}, not 0", state[name]);
         }
     }
     drop(two);

@@ -37,6 +37,8 @@ const GET_DAEMON: u32 = BASE + 7;
 
 /// Length in bytes of `struct ip_vs_service_user`.
 const SERVICE: usize = 44;
+/// Minimum size of the buffer for the text of [`GET_VERSION`].
+const VERSION_ROOM: usize = 64;
 /// Length in bytes of `struct ip_vs_dest_user`.
 const SERVER: usize = 24;
 /// Length in bytes of `struct ip_vs_daemon_user`.
@@ -148,6 +150,7 @@ pub(super) fn get(
     dataplane: &mut dyn Dataplane,
 ) -> Result<Vec<u8>, Errno> {
     let answer = match option {
+        GET_VERSION if room < VERSION_ROOM => return Err(Errno::EINVAL),
         GET_VERSION => {
             let size = dataplane.table_size()?;
             format!("IP Virtual Server version 1.2.1 (size={size})\0").into_bytes()
@@ -204,7 +207,6 @@ pub(super) fn get(
         }
         _ => return Err(Errno::EINVAL),
     };
-    // The kernel truncates only the text of the version.
     match answer.len() <= room {
         true => Ok(answer),
         false => Err(Errno::EINVAL),

@@ -377,6 +377,12 @@ fn sockopt_interface_adds_and_lists_services_and_refuses_wrong_lengths() {
     server[56] = 5;
     assert_eq!(options::set(1159, &server, &mut dataplane), Ok(()));
 
+    assert_eq!(
+        options::get(1152, &[], 63, &mut dataplane),
+        Err(Errno::EINVAL)
+    );
+    let version = options::get(1152, &[], 64, &mut dataplane).expect("the version is returned");
+    assert!(version.starts_with(b"IP Virtual Server version 1.2.1 "));
     let info = options::get(1153, &[], 12, &mut dataplane).expect("the information is returned");
     assert_eq!(info[8..], 1_u32.to_ne_bytes());
     let one = 1_u32.to_ne_bytes();

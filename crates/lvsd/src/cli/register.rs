@@ -97,15 +97,7 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
             _ = int.recv() => Ok(()),
         };
         match over {
-            Ok(()) => {
-                if let Some(id) = held {
-                    client.revoke(id).await.map_err(|error| {
-                        format!("{key} cannot be removed, and expires within {lease:?}: {endpoint}: {error}")
-                    })?;
-                }
-                tracing::info!("{key} is no longer registered");
-                return Ok(());
-            }
+            Ok(()) => return remove(&mut client, held, key, lease).await,
             Err(why) => {
                 tracing::warn!("cannot keep {key} registered, and tries again: {endpoint}: {why}");
                 next += 1;
@@ -113,12 +105,31 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
                 let pause = retry(failures, Duration::from_millis(500));
                 tokio::select! {
                     () = sleep(pause.min(lease / 3)) => {}
-                    _ = term.recv() => return Ok(()),
-                    _ = int.recv() => return Ok(()),
+                    _ = term.recv() => return remove(&mut client, held, key, lease).await,
+                    _ = int.recv() => return remove(&mut client, held, key, lease).await,
                 }
             }
         }
     }
+}
+
+/// Revokes the lease `held`, so that etcd removes the server's key.
+///
+/// # Errors
+/// The etcd member does not revoke the lease, which then expires.
+async fn remove(
+    client: &mut Client,
+    held: Option<i64>,
+    key: &str,
+    lease: Duration,
+) -> Result<(), String> {
+    if let Some(id) = held {
+        client.revoke(id).await.map_err(|error| {
+            format!("{key} cannot be removed, and expires within {lease:?}: {error}")
+        })?;
+    }
+    tracing::info!("{key} is no longer registered");
+    Ok(())
 }
 
 /// Registers the server at an etcd member, and renews the lease `held`. Returns the error of the

@@ -438,8 +438,8 @@ mod tests {
         }];
         let text = text_of(&status, Look::default());
         assert!(
-            text.contains("MISSING: eth7 is missing. To do: make it\n"),
-            "no `MISSING: eth7 is missing. To do: make it` in {text}"
+            text.contains("NOT IN USE: eth7 is missing. To do: make it\n"),
+            "no `NOT IN USE: eth7 is missing. To do: make it` in {text}"
         );
         status.dataplane.connected = false;
         assert!(!text_of(&status, Look::default()).contains("peer "));

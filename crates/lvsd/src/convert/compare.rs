@@ -147,9 +147,9 @@ fn of_service(
         }
     };
     let mark = matches!(service.id, ServiceId::Fwmark { .. });
-    // Only NAT translates ports.
+    // Only NAT and full NAT translate ports.
     let key = |ip: IpAddr, port: u16, method: &str| match method {
-        "nat" if !mark => format!("{ip} port {port}"),
+        "nat" | "fullnat" if !mark => format!("{ip} port {port}"),
         _ => ip.to_string(),
     };
     let mut first = BTreeSet::new();
@@ -168,7 +168,8 @@ fn of_service(
             } else {
                 theirs.port
             };
-            let same_port = method != "nat" || mark || port == server.address.port();
+            let translates = matches!(method.as_str(), "nat" | "fullnat") && !mark;
+            let same_port = !translates || port == server.address.port();
             theirs.ip == Some(server.address.ip()) && same_port
         });
         let Some(found) = found else {

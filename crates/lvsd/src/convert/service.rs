@@ -97,7 +97,7 @@ impl Service {
         })
     }
 
-    /// Removes the port of a server without NAT if it differs from a port of the service. The
+    /// Removes the port of a server with direct routing or a tunnel if it differs from a port of the service. The
     /// server's check still uses the port. Other methods do not translate ports, and keepalived,
     /// ldirectord and the configure script then use the service's port.
     pub(super) fn keep_ports(&mut self) {
@@ -105,7 +105,7 @@ impl Service {
         for server in &mut self.servers {
             let own = server.keys.get("forward").or(self.keys.get("forward"));
             let port = server.endpoint().map(|at| at.port());
-            if own.is_some_and(|word| word != "\"nat\"")
+            if own.is_some_and(|word| word != "\"nat\"" && word != "\"fullnat\"")
                 && let Some(port) = port
                 && ports.iter().any(|other| *other != port)
             {

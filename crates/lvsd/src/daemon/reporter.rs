@@ -151,9 +151,7 @@ impl Reporter {
         };
         let (name, server) = (&service.name, key.1);
         let (event, code, words) = match suspicion {
-            Some(Reason { code, text, fix }) => {
-                ("server_suspicious", code.name(), format!("{text}; {fix}"))
-            }
+            Some(reason) => ("server_suspicious", reason.code.name(), reason.to_string()),
             None => (
                 "server_answers",
                 "",
@@ -301,7 +299,7 @@ fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Heal
         };
         tracing::error!(service = %name, code = "service_unusable", "{all} down: unless the file has a sorry server or `panic_below`, the service refuses new connections");
     } else if change.up && good == 1 && change.lasted.is_some() {
-        tracing::warn!(service = %name, "the service has 1 usable server again, of {}", states.len());
+        tracing::warn!(service = %name, "the first of {} servers is up again", states.len());
     }
 }
 

@@ -441,8 +441,7 @@ impl State for Admission<'_> {
     }
 
     fn make_template(&mut self, template: Template, server: &Server, now: Instant) -> Option<u32> {
-        self.control.make_template_room();
-        let (index, _) = self.control.templates.insert(template, now)?;
+        let (index, _) = self.control.insert_template(template, now)?;
         server.bind_template();
         Some(index)
     }

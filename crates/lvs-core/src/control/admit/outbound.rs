@@ -65,7 +65,7 @@ impl Control {
                     made.server = server.id().0.into();
                     made.mark = meta.mark;
                     made.engine = Some((persistence_sip::SIP, data.into()));
-                    let made = self.templates.insert(made, now)?;
+                    let made = self.insert_template(made, now)?;
                     server.bind_template();
                     made
                 }
