@@ -197,7 +197,7 @@ pub(super) fn quote(word: &str) -> String {
 /// A line from a host; an error instead of each piece of a line that is too long.
 type Line = Result<String>;
 
-/// A host that is ready.
+/// A host that runs httperf, and the shell on it; it is usable after [`Host::wait_ready`].
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) name: String,

@@ -28,7 +28,7 @@ pub(super) struct Document {
     pub(super) missing: Vec<Missing>,
 }
 
-/// One measurement of a peer.
+/// One measurement of a compared program ([`Peer`](super::peers::Peer)).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) experiment: String,

@@ -51,7 +51,7 @@ pub(super) struct Set {
     pub(super) most: u64,
 }
 
-/// The small files of the master's thesis.
+/// The small files of the experiment in [`thesis`](super::thesis), a master's thesis on scheduling.
 pub(super) const SMALL: Set = Set {
     name: "small",
     least: 76_000,

@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_named_after_peers() {
+    fn haproxy_bar_is_at_its_index_and_sharing_labels_begin_with_own_peers() {
         assert!((bar(&NAMES, "haproxy") - 7.0).abs() < f64::EPSILON);
         for place in PLACES {
             let peer = place.split(' ').next().expect("the label has a name");

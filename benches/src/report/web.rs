@@ -37,7 +37,9 @@ pub(super) fn serve(host: &Host, directory: &Path, capacity: Option<u32>) -> Res
     );
     let file = directory.join(format!("{name}.conf"));
     fs::write(&file, text)?;
-    let file = file.to_str().context("the path is not UTF-8")?;
+    let file = file
+        .to_str()
+        .with_context(|| format!("the path {} is not UTF-8", file.display()))?;
     let server = host.spawn("nginx", &["-c", file])?;
     host.wait_for_port("tcp", 80)
         .with_context(|| server.log())?;

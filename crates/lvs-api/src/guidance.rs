@@ -115,31 +115,33 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
 /// The fix for a peer whose connections are not replicated.
 pub fn for_peer(peer: &PeerStanding) -> String {
     match peer.state.as_str() {
-        PeerStanding::ABSENT => format!("to replicate, restart the dataplane: {RESTART_DATAPLANE}"),
+        PeerStanding::ABSENT => format!("restart the dataplane: {RESTART_DATAPLANE}"),
         _ => PEER_BEHIND.to_owned(),
     }
 }
 
-/// The fix for a source of servers or services without a usable answer. `kind`: `dns`, `etcd` or
-/// `kubernetes`.
-pub fn for_source(kind: &str, name: &str) -> String {
+/// A command that tests a source of servers or services. `kind`: `dns`, `etcd` or `kubernetes`.
+pub fn test_of_source(kind: &str, name: &str) -> String {
     match kind {
-        "dns" => format!(
-            "does a name server answer for this name (getent ahosts {}), and is it the right one (/etc/resolv.conf)?",
-            shell_word(name)
-        ),
-        "etcd" => "are the members in [cluster] up and reachable (etcdctl endpoint health), and are name, password and certificates right?".to_owned(),
-        _ => "is the API server up and reachable (kubectl get --raw /readyz), and does lvsd's kubeconfig or service account give the rights that it needs?".to_owned(),
+        "dns" => {
+            let records = if name.starts_with('_') { "SRV" } else { "A" };
+            let name = shell_word(name);
+            format!(
+                "dig {records} {name} @SERVER, for the name servers of [dns] or /etc/resolv.conf"
+            )
+        }
+        "etcd" => "etcdctl --endpoints=URL endpoint health, for each URL of [cluster]".to_owned(),
+        _ => "kubectl get --raw /readyz, as the user of lvsd's kubeconfig".to_owned(),
     }
 }
 
 /// Whether more than nine tenths of a connection table are in use.
 pub const fn is_nearly_full(connections: u64, capacity: u64) -> bool {
-    capacity > 0 && connections > capacity / 10 * 9
+    connections.saturating_mul(10) > capacity.saturating_mul(9)
 }
 
-/// The fix for a connection table that is full or nearly full, on a host with `lvsd`.
-pub const FULL_TABLE: &str = "Raise `max_connections` in [dataplane] in the file of lvsd and restart lvs-dataplane, or shorten the timeouts (lvsadm --set). Under a flood, set `when_full = \"evict\"` there, and `limits` of the service.";
+/// The fix for a connection table that is nearly full, on a host with `lvsd`.
+pub const NEARLY_FULL: &str = "raise `max_connections` in [dataplane] and restart lvs-dataplane, or shorten the timeouts (lvsadm --set); under a flood, set `when_full = \"evict\"` in [dataplane], and `limits` of the service";
 
 /// The fix for an interface that is down.
 pub fn for_interface_down(name: &str) -> String {
@@ -201,7 +203,10 @@ fn by_reason(reason: &str) -> Option<&'static str> {
             "One source opens more connections than the limit of the service for one source allows. Clients behind one NAT router count as one source: if these are legitimate clients, raise `source_rate` in `limits` in the file of lvsd and run lvsd reload."
         }
         "table_full" | "evicted_half_open" | "evicted_ended" | "evicted_unused"
-        | "evicted_idle" | "evicted_template" => FULL_TABLE,
+        | "evicted_idle" | "evicted_template" => {
+            "Raise `max_connections` in [dataplane] in the file of lvsd and restart lvs-dataplane, or shorten the timeouts \
+             (lvsadm --set). Under a flood, set `when_full = \"evict\"` in [dataplane], and `limits` of the service."
+        }
         "drop_packet" => {
             "This host was short of memory, or drop_packet is 3. Add memory, or set drop_packet = 0 or a lower amemthresh in [sysctl] in the file of lvsd."
         }
@@ -255,6 +260,21 @@ mod tests {
     use lvs_core::recent::RecentCount;
 
     use super::*;
+
+    #[test]
+    fn table_above_nine_tenths_is_nearly_full() {
+        for (connections, capacity, expected) in [
+            (0, 0, false),
+            (0, 1, false),
+            (1, 1, true),
+            (9, 10, false),
+            (17, 19, false),
+            (18, 19, true),
+        ] {
+            let found = is_nearly_full(connections, capacity);
+            assert_eq!(found, expected, "{connections} of {capacity}");
+        }
+    }
 
     #[test]
     fn fix_that_requires_no_change_gets_no_lvsd_keys() {

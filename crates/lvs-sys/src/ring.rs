@@ -16,7 +16,7 @@ const HEAD: usize = size_of::<libc::tpacket2_hdr>();
 /// slot) and from `TP_STATUS_USER`.
 const TAKEN: u32 = 1 << 30;
 
-/// The ring of one socket, in the order in which the kernel fills it.
+/// The receive ring of one socket. Slots are read in the order in which the kernel fills them.
 ///
 /// A frame that is longer than a slot is in the socket's queue, as without a ring. A slot still
 /// marks the position of the frame, and contains at most the frame's beginning. Slots can therefore

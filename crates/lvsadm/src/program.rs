@@ -32,10 +32,12 @@ impl std::fmt::Debug for Streams<'_> {
     }
 }
 
-/// Runs the program `argv[0]` with the words that follow, and returns its exit status.
+/// Runs as the program that the file name in `argv[0]` selects (`ipvsadm`, `ipvsadm-save` or
+/// `ipvsadm-restore`, otherwise `lvsadm`), with the arguments that follow. Returns the exit status.
 ///
-/// `address` is the dataplane's default address, `connect` connects to it, and `names` is called if
-/// names are needed.
+/// `address` is the dataplane's address if the arguments contain no `--socket`. `connect` opens the
+/// connection to a dataplane. `names` creates the resolver of host and port names when one is first
+/// needed.
 pub fn run(
     argv: &[Vec<u8>],
     address: Address,

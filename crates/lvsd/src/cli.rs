@@ -923,6 +923,10 @@ fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     std::thread::Builder::new()
         .name("lvsd-checks".to_owned())
         .spawn(move || runtime.block_on(pulse.keep(BEAT)))
-        .map_err(|e| format!("cannot start the thread lvsd-checks: {e}"))?;
+        .map_err(|e| {
+            format!(
+                "cannot start the thread lvsd-checks: {e}; raise the limit of threads (TasksMax= in lvsd's unit, `ulimit -u` in a shell)"
+            )
+        })?;
     Ok(handle)
 }

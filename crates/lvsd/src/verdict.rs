@@ -7,8 +7,8 @@ use lvs_api::daemon::{
     AdminState, DataplaneStatus, ServerStatus, ServiceStatus, SourceStatus, Status,
 };
 use lvs_api::guidance::{
-    FULL_TABLE, for_conflict, for_interface_down, for_peer, for_silent_hop, for_source,
-    is_nearly_full,
+    NEARLY_FULL, for_conflict, for_interface_down, for_peer, for_silent_hop, is_nearly_full,
+    test_of_source,
 };
 use lvs_api::words::{counted, in_brackets, lasted, shell_word, times};
 use lvs_core::api::{Conflict, DownInterface, PeerStanding, SilentHop, Waiting};
@@ -146,9 +146,9 @@ pub fn faults(status: &Status) -> Vec<String> {
             ..
         } = source;
         if let Some(why) = trouble {
-            let fix = for_source(kind, name);
+            let test = test_of_source(kind, name);
             faults.push(format!(
-                "NO USABLE ANSWER: {kind} {name}: {why}. To do: {fix}"
+                "NO USABLE ANSWER: {kind} {name}: {why}. To test it: {test}"
             ));
         }
     }
@@ -162,7 +162,7 @@ pub fn faults(status: &Status) -> Vec<String> {
 }
 
 /// Interfaces that are down, addresses that other hosts have, silent next hops, configured
-/// interfaces and addresses that are missing, peers that are not in step, and a connection table
+/// interfaces and addresses that are not in use, peers that are not in step, and a connection table
 /// that is nearly full.
 fn of_dataplane(dataplane: &DataplaneStatus) -> Vec<String> {
     let lasts = |since: Option<u64>| {
@@ -205,20 +205,26 @@ fn of_dataplane(dataplane: &DataplaneStatus) -> Vec<String> {
         faults.push(format!("NOT IN USE: {what}{}. To do: {fix}", lasts(*since)));
     }
     for peer in dataplane.peers.iter().filter(|peer| peer.is_alarming()) {
-        let (ip, state, time) = (peer.peer.ip(), &peer.state, lasted(peer.seconds));
+        let (ip, time) = (peer.peer.ip(), lasted(peer.seconds));
+        let state = match peer.state.as_str() {
+            // Its time is that of the dataplane.
+            PeerStanding::ABSENT => PeerStanding::ABSENT.to_owned(),
+            "bulk" => format!("in a full sync for {time}"),
+            state => format!("{state} for {time}"),
+        };
         let why = match peer.trouble.as_str() {
             "" => String::new(),
             why => format!(": {why}"),
         };
         let fix = for_peer(peer);
         faults.push(format!(
-            "PEER NOT IN STEP: {ip} ({state} for {time}){why}; its connections break if this director takes over. To do: {fix}"
+            "PEER NOT IN STEP: {ip} ({state}){why}; its connections break if this director takes over. To do: {fix}"
         ));
     }
     let (connections, capacity) = (dataplane.connections, dataplane.capacity);
     if is_nearly_full(connections, capacity) {
         faults.push(format!(
-            "TABLE NEARLY FULL: {connections} of {capacity} connections. To do: {FULL_TABLE}"
+            "TABLE NEARLY FULL: {connections} of {capacity} connections. To do: {NEARLY_FULL}"
         ));
     }
     faults
@@ -360,7 +366,13 @@ impl Verdict {
                 named.join(", ")
             ));
         }
-        let conflicts = status.dataplane.conflicts.iter();
+        // While the dataplane is disconnected, its last report is out of date.
+        let unknown = DataplaneStatus::default();
+        let dataplane = match status.dataplane.connected {
+            true => &status.dataplane,
+            false => &unknown,
+        };
+        let conflicts = dataplane.conflicts.iter();
         let (vips, others): (Vec<_>, Vec<_>) = conflicts.partition(|conflict| conflict.is_vip());
         let conflicts = vips.len();
         if conflicts > 0 {
@@ -371,8 +383,8 @@ impl Verdict {
         }
 
         let mut warnings = Vec::new();
-        let dataplane = &status.dataplane;
-        let peers = peers_not_in_step(status);
+        let peers = dataplane.peers.iter().filter(|peer| peer.is_alarming());
+        let peers: Vec<_> = peers.collect();
         let sources = status.sources.iter().filter(|one| one.trouble.is_some());
         let sources: Vec<_> = sources.collect();
         for (number, thing, is, first) in [
@@ -455,7 +467,7 @@ impl Verdict {
                 "the file was refused",
             ),
             (
-                dataplane.connected && is_nearly_full(dataplane.connections, dataplane.capacity),
+                is_nearly_full(dataplane.connections, dataplane.capacity),
                 "the connection table is nearly full",
             ),
             (status.check_lag_ms >= LATE_MS, "checks start late"),
@@ -500,13 +512,6 @@ impl Verdict {
             ],
         }
     }
-}
-
-/// The peers that have been out of sync for ten seconds; none if the dataplane does not answer.
-fn peers_not_in_step(status: &Status) -> Vec<&PeerStanding> {
-    let peers = status.dataplane.peers.iter();
-    let peers = peers.filter(|peer| status.dataplane.connected && peer.is_alarming());
-    peers.collect()
 }
 
 /// The address of a conflict, and the other host.
@@ -640,6 +645,46 @@ mod tests {
         assert_eq!(faults.len(), 3);
         status.dataplane.connected = false;
         assert_eq!(super::faults(&status), [""; 0]);
+    }
+
+    #[test]
+    fn faults_of_peer_table_source_and_checks_have_a_next_step_and_are_in_the_verdict() {
+        let mut status = director(&[("web", &["up"])]);
+        (status.dataplane.connections, status.dataplane.capacity) = (91, 100);
+        let peer = serde_json::json!({
+            "peer": "192.0.2.2:8848", "state": "absent", "seconds": 60,
+            "trouble": "the dataplane was started without this peer",
+        });
+        status.dataplane.peers = vec![serde_json::from_value(peer).expect("the JSON is valid")];
+        status.check_lag_ms = 1_500;
+        status.sources = vec![SourceStatus {
+            kind: "dns".to_owned(),
+            name: "_http._tcp.web.example".to_owned(),
+            trouble: Some("SERVFAIL".to_owned()),
+            ..SourceStatus::default()
+        }];
+        let beginnings = [
+            "PEER NOT IN STEP: 192.0.2.2 (absent): the dataplane was started without this peer; its connections break if this director takes over. To do: restart the dataplane: ",
+            "TABLE NEARLY FULL: 91 of 100 connections. To do: raise `max_connections`",
+            "NO USABLE ANSWER: dns _http._tcp.web.example: SERVFAIL. To test it: dig SRV _http._tcp.web.example @SERVER",
+            "CHECKS LATE: they start up to 1.5s late. To do: provide more CPU",
+        ];
+        let found = faults(&status);
+        assert_eq!(found.len(), 4, "{found:#?}");
+        for (fault, beginning) in found.iter().zip(beginnings) {
+            assert!(fault.starts_with(beginning), "no {beginning} in {fault}");
+        }
+        assert_eq!(
+            Verdict::of(&status).words,
+            "1 peer not in step (192.0.2.2); 1 source without a usable answer (dns _http._tcp.web.example); the connection table is nearly full; checks start late"
+        );
+        // The last report of the dataplane is out of date.
+        status.dataplane.connected = false;
+        assert_eq!(faults(&status).len(), 2);
+        assert_eq!(
+            Verdict::of(&status).words,
+            "no dataplane answers; 1 source without a usable answer (dns _http._tcp.web.example); checks start late"
+        );
     }
 
     #[test]

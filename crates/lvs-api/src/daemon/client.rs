@@ -18,8 +18,8 @@ use crate::address::impostor;
 const BODY_MAX: u64 = 256 << 20;
 /// Maximum length of the head of an answer in bytes.
 const HEAD_MAX: u64 = 64 << 10;
-/// Time without data from the daemon after which a request fails. The daemon itself waits at most 20
-/// seconds until the dataplane has applied a change.
+/// Time without data from the daemon after which a request fails. The daemon itself waits at most
+/// 20 seconds until the dataplane has applied a change.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Time without data from the daemon after which a reload fails. On a busy host, a configuration
 /// with tens of thousands of servers takes most of a minute; `contrib/lvsd.service` permits more

@@ -137,7 +137,8 @@ pub struct ServerSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalPool {
-    /// Addresses of the host, or addresses for which the dataplane answers ARP.
+    /// Local addresses. The dataplane answers ARP and neighbour discovery for those that the host
+    /// does not have.
     pub addresses: Vec<core::net::IpAddr>,
     /// Whether NAT also translates the client's address if replies would otherwise bypass the
     /// director.
@@ -412,8 +413,8 @@ pub struct SyncState {
     pub taken: u64,
     /// Number of connections that were removed because they ended at a peer.
     pub ended: u64,
-    /// Number of received items that were ignored because this director owns the connection: its
-    /// latest packet arrived here.
+    /// Number of received items that were ignored because this director owns the connection (its
+    /// latest packet arrived here), or has another connection of this client in its place.
     pub kept: u64,
     /// Number of received items that were ignored because their content is invalid or
     /// contradictory.

@@ -76,10 +76,11 @@ impl Control {
         Ok(())
     }
 
-    /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are
-    /// dropped until it is added again; with `expire_nodest_conn` its connections are removed at
-    /// the next [`sweep`](Self::sweep). The service's
-    /// [`OnServerDown`](crate::settings::OnServerDown) has precedence.
+    /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients on its
+    /// connections are dropped until the server is added again or the connection expires; with
+    /// `expire_nodest_conn` the connections are removed at the next [`sweep`](Self::sweep). This
+    /// applies to [`OnServerDown::Kernel`](crate::settings::OnServerDown::Kernel); other
+    /// values of the service have precedence.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NoServer`].

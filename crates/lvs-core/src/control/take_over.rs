@@ -36,8 +36,9 @@ const TIE: Duration = RECENT;
 /// Numbers of received connections and templates, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Connections and templates that were added to their table or updated in it, and inactive
-    /// connections that were ignored because another connection has replaced them.
+    /// Connections and templates that were added to their table or updated in it. With
+    /// [`Control::take_over`], also inactive connections that were ignored because another
+    /// connection has replaced them.
     pub taken: u64,
     /// Connections and templates that were ignored, because their content is invalid.
     pub nonsense: u64,

@@ -758,7 +758,7 @@ mod tests {
     }
 
     #[test]
-    fn ipvsadm_parser_reports_first_error_of_a_line() {
+    fn ipvsadm_parser_prints_expected_message_for_each_kind_of_invalid_line() {
         assert_eq!(text(&["-Lq"]), "-Lq: unknown option\n");
         assert_eq!(
             text(&["-L", "-n=5"]),

@@ -65,7 +65,8 @@ impl Shard {
         (piece.collect(), next)
     }
 
-    /// Lists the connections in a range of slots, of which the shard has [`slots`](Self::slots).
+    /// Lists the connections in these slots of the table. The slots have the numbers from 0 to
+    /// [`slots`](Self::slots), exclusive; higher numbers are ignored.
     pub fn connections_in(
         &self,
         slots: Range<usize>,

@@ -830,7 +830,7 @@ fn syns_alone(method: Forwarding, seconds: &[u64]) -> (u64, u64) {
 }
 
 #[test]
-fn attempt_behind_nat_is_unanswered_after_two_repetitions_or_its_timeout() {
+fn attempt_behind_nat_without_reply_is_counted_as_unanswered_once() {
     for seconds in [&[1][..], &[1, 2], &[1, 2, 4], &[1, 2, 4, 8]] {
         assert_eq!(syns_alone(Forwarding::Nat, seconds), (1, 1), "{seconds:?}");
     }

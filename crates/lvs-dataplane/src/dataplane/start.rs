@@ -467,8 +467,8 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
         // An operator has started a daemon in the meantime: keep it.
         if !waits && failure.code != FailureCode::Running {
             warn!(
-                "a synchronisation daemon of the previous dataplane was not restored: {}",
-                failure.message
+                "the synchronisation daemon of the previous dataplane on {} was not restored: {}; start it with `lvsadm --start-daemon`",
+                daemon.interface, failure.message
             );
         }
         waits

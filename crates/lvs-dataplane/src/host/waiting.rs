@@ -91,7 +91,7 @@ impl Waits {
             Some(error) => unusable(name, error),
             None => waiting(
                 Waiting::UNUSED,
-                format!("the configured interface {name} is not in use: it may be down"),
+                format!("the configured interface {name} may be down"),
                 format!("ip link set {name} up"),
             ),
         })
@@ -126,7 +126,7 @@ fn waiting(code: &str, what: String, fix: impl Into<String>) -> Waiting {
 fn missing(name: &str) -> Waiting {
     waiting(
         Waiting::MISSING,
-        format!("waiting for the configured interface {name}, which this host does not have"),
+        format!("this host does not have the configured interface {name}"),
         format!(
             "`ip -br link` lists the interfaces of this host; create {name}, or correct the name (--interface, --xdp; \
              [dataplane] in lvsd's file) and restart the dataplane"

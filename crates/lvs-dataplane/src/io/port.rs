@@ -26,8 +26,8 @@ pub enum Port {
 }
 
 impl Port {
-    /// Receives frames of each queue, as many as fit into the batch. Returns the number of received
-    /// frames; 0 if none is waiting.
+    /// Receives waiting frames, as many as fit into the batch: of a packet socket, from its main
+    /// queue and its queue for SYNs. Returns the number of received frames; 0 if none is waiting.
     ///
     /// # Errors
     /// As [`PacketIo::recv`].

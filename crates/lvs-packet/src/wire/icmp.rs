@@ -68,7 +68,8 @@ pub fn is_echo_request(ip: &[u8], l4: usize) -> bool {
 }
 
 /// Turns the echo request in `frame` into its reply. The frame contains a whole IP packet, with the
-/// ICMP message at `l4`.
+/// ICMP message at `l4`. `id` is the identification of the reply's IPv4 header; it is not used for
+/// IPv6.
 pub fn echo_reply(frame: &mut Frame, l4: usize, id: u16) {
     if is_ipv6(frame.bytes()) {
         return icmpv6::echo_reply(frame, l4);

@@ -124,7 +124,7 @@ mod tests {
     fn long_json_log_message_is_cut_off_and_line_stays_valid() {
         for long in ["\u{1}".repeat(100_000), "ä".repeat(100_000)] {
             let text = line("lvsd", Level::INFO, &long, &[("a", long.as_str().into())]);
-            assert!(text.len() < 16 << 10, "{}", text.len());
+            assert!(text.len() < 16 << 10, "the line has {} bytes", text.len());
             let object: Value = serde_json::from_str(&text).expect("the JSON is valid");
             let message = object["message"].as_str().expect("`message` is a text");
             assert!(message.len() >= VALUE_MAX - 1, "{}", message.len());

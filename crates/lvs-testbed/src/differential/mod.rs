@@ -129,7 +129,7 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             .output()
-            .context("cannot start the command of --kernel, or lvs-testbed")?;
+            .with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
         let text = String::from_utf8_lossy(&output.stdout);
         let mut seen = 0;
         for line in text.lines() {

@@ -61,8 +61,9 @@ impl Host {
         &self.0.dir
     }
 
-    /// Returns the first of `number` consecutive local ports below the kernel's ephemeral range. A
-    /// port is reused only after all others were returned.
+    /// Reserves `number` consecutive local ports below the kernel's ephemeral range, and returns
+    /// the first. The ports of successive calls ascend; after the last one they begin at 1024
+    /// again, even if those ports are still in use.
     pub(crate) fn take_ports(&self, number: u64) -> u16 {
         const FIRST: u32 = 1024;
         const LAST: u32 = 32_767;

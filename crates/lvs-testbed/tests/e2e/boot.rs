@@ -66,7 +66,7 @@ fn dataplane_uses_missing_interface_when_created() -> Result<()> {
     let mut site = site("bootif")?;
     site.director.sh("ip link delete eth1")?;
     site.start_dataplane(&[])?;
-    let waiting = "waiting for the configured interface eth1";
+    let waiting = "this host does not have the configured interface eth1";
     common::says(&site, waiting)?;
     common::says(&site, "interface_missing")?;
     wait_for_finding(&site, waiting, true)?;
@@ -95,7 +95,10 @@ fn dataplane_attaches_xdp_when_missing_interface_is_created() -> Result<()> {
         "--xdp",
         "late0",
     ])?;
-    common::says(&site, "waiting for the configured interface late0")?;
+    common::says(
+        &site,
+        "this host does not have the configured interface late0",
+    )?;
     site.director.sh(
         "ip link add late0 type veth peer name late1; ip link set late0 up; ip link set late1 up",
     )?;
@@ -112,7 +115,10 @@ fn tun_backend_uses_missing_interface_when_created() -> Result<()> {
     site.director
         .sh("echo 1 > /proc/sys/net/ipv4/ip_forward; ip link delete eth1")?;
     site.start_dataplane(&["--backend", "tun"])?;
-    common::says(&site, "waiting for the configured interface eth1")?;
+    common::says(
+        &site,
+        "this host does not have the configured interface eth1",
+    )?;
     site.add_service(80, "rr")?;
     bring_back_arm(&site)?;
     clients_are_served(&site)?;
@@ -179,7 +185,7 @@ fn lvsd_uses_missing_interfaces_when_created() -> Result<()> {
         PATIENCE,
         || {
             status().is_ok_and(|output| {
-                output.contains("NOT IN USE: waiting for the configured interface eth1")
+                output.contains("NOT IN USE: this host does not have the configured interface eth1")
             })
         },
     )

@@ -149,7 +149,7 @@ fn control_socket_rights_depend_on_capabilities_and_groups_not_on_uid() -> Resul
 }
 
 #[test]
-fn socket_names_used_by_other_users_do_not_prevent_start() -> Result<()> {
+fn lvsd_starts_although_other_users_use_its_socket_names() -> Result<()> {
     let site = site("squat")?;
     for launcher in [&NOBODY[..], &BARE_ROOT] {
         let mut squatters = vec![

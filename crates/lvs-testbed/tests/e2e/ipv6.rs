@@ -183,7 +183,7 @@ fn dataplane_answers_pings_and_closed_ports_of_its_ipv6_vip() -> Result<()> {
 }
 
 #[test]
-fn ipv6_upload_through_narrow_hop_behind_director_is_complete() -> Result<()> {
+fn ipv6_upload_over_link_with_smaller_mtu_behind_director_is_complete() -> Result<()> {
     // The servers' links have a smaller MTU than the clients' links.
     for (forward, options) in [(Forward::Nat, "-m"), (Forward::Tun, "-i")] {
         let site = site("v6-pmtu", forward, Vip::Host)?;

@@ -461,7 +461,7 @@ impl Supervisor {
             Ok(()) => Answer::Sent,
             Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
                 self.complain(&format!(
-                    "thread {} cannot use IPVS over netlink: its limit of descriptors is below {place}; raise it (ulimit -n)",
+                    "thread {} cannot use IPVS over netlink: its limit of descriptors is {place} or lower; raise it above {place} (ulimit -n)",
                     caller.thread
                 ));
                 return None;

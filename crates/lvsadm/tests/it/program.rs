@@ -265,7 +265,7 @@ fn dataplane_that_cannot_start_is_reported() {
 }
 
 #[test]
-fn refusals_of_dataplane_are_printed_unchanged_except_of_timeouts_by_ipvsadm() {
+fn refusal_of_dataplane_is_printed_unchanged_by_lvsadm_but_ipvsadm_prints_none_for_timeouts() {
     let at = address("words");
     let _dataplane = start(&at);
     let (out, err, code) = run(program("lvsadm", &at).args(["-A", "-t", "192.0.2.1:80"]));

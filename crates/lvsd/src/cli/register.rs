@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::config::Config;
 use crate::sources::Cluster;
-use crate::sources::etcd::{Client, Registration};
+use crate::sources::etcd::{Access, Client, Registration};
 use crate::sources::retry;
 
 /// Registers a server in etcd.
@@ -97,7 +97,7 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
             _ = int.recv() => Ok(()),
         };
         match over {
-            Ok(()) => return remove(&mut client, held, key, lease).await,
+            Ok(()) => return remove(&access, next, held, key, lease).await,
             Err(why) => {
                 tracing::warn!("cannot keep {key} registered, and tries again: {endpoint}: {why}");
                 next += 1;
@@ -105,28 +105,44 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
                 let pause = retry(failures, Duration::from_millis(500));
                 tokio::select! {
                     () = sleep(pause.min(lease / 3)) => {}
-                    _ = term.recv() => return remove(&mut client, held, key, lease).await,
-                    _ = int.recv() => return remove(&mut client, held, key, lease).await,
+                    _ = term.recv() => return remove(&access, next, held, key, lease).await,
+                    _ = int.recv() => return remove(&access, next, held, key, lease).await,
                 }
             }
         }
     }
 }
 
-/// Revokes the lease `held`, so that etcd removes the server's key.
+/// Revokes the lease `held` at the first etcd member that answers, so that etcd removes the
+/// server's key. The member number `first` is asked first.
 ///
 /// # Errors
-/// The etcd member does not revoke the lease, which then expires.
+/// No member revokes the lease within half of its time; it then expires.
 async fn remove(
-    client: &mut Client,
+    access: &Arc<Access>,
+    first: usize,
     held: Option<i64>,
     key: &str,
     lease: Duration,
 ) -> Result<(), String> {
     if let Some(id) = held {
-        client.revoke(id).await.map_err(|error| {
-            format!("{key} cannot be removed, and expires within {lease:?}: {error}")
-        })?;
+        let mut why = "no member has answered".to_owned();
+        let revoked = timeout(lease / 2, async {
+            let members = access.endpoints.iter().cycle().skip(first);
+            for endpoint in members.take(access.endpoints.len()) {
+                let mut client = Client::new(Arc::clone(access), endpoint.clone());
+                match client.revoke(id).await {
+                    Ok(()) => return true,
+                    Err(error) => why = format!("{endpoint}: {error}"),
+                }
+            }
+            false
+        });
+        if revoked.await != Ok(true) {
+            return Err(format!(
+                "{key} cannot be removed, and expires within {lease:?}: {why}"
+            ));
+        }
     }
     tracing::info!("{key} is no longer registered");
     Ok(())

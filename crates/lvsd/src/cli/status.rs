@@ -559,7 +559,7 @@ mod tests {
         }];
         status.dataplane.waiting = vec![Waiting {
             code: "interface_missing".to_owned(),
-            what: "waiting for the configured interface enp129s0f0np0, which is missing".to_owned(),
+            what: "this host does not have the configured interface enp129s0f0np0".to_owned(),
             fix: "make it, or take it out of [dataplane] interface".to_owned(),
             since: Some(90_000),
         }];

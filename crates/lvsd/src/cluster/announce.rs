@@ -115,7 +115,7 @@ pub(super) struct Announced {
 impl Announced {
     /// The state of the announcements, as `lvsd status` shows it.
     pub(super) fn status(&self) -> AnnounceStatus {
-        let readiness = self.readiness.clone().unwrap_or_default();
+        let readiness = self.readiness.clone().unwrap_or_else(Readiness::unknown);
         AnnounceStatus {
             ready: readiness.ready,
             waits_for: readiness.waits_for,
@@ -178,8 +178,9 @@ impl Drop for Announcer {
 }
 
 impl Announcer {
-    /// Starts the thread for the dataplane at `address`. The thread stops sending if `turns`, the
-    /// heartbeat of the daemon's loop, stops.
+    /// Starts the thread that sends announcements to the dataplane at `address`, first those of
+    /// `wish`. The thread sends none while `turns`, the heartbeat of the daemon's loop, is late. If
+    /// the thread cannot be started, the error is logged and is part of the status.
     pub(super) fn start(address: Address, turns: Pulse, wish: WantedAnnouncements) -> Self {
         let (sender, announced) = watch::channel(Announced::default());
         let door = Arc::new(Door::default());

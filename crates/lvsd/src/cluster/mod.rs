@@ -25,8 +25,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lvs_api::Address;
 use lvs_api::daemon::{DirectorStatus, MaintenanceSpec, VrrpStatus};
-use lvs_api::{Address, guidance};
 use lvs_core::api::{self, AnnouncedVip};
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior};
@@ -324,9 +324,8 @@ impl Cluster {
             .collect();
         (!peers.is_empty()).then(|| {
             format!(
-                "a restart of the dataplane, which was started without the peers {}: {}",
-                peers.join(", "),
-                guidance::RESTART_DATAPLANE
+                "a restart of the dataplane, which was started without the peers {}",
+                peers.join(", ")
             )
         })
     }
@@ -433,7 +432,8 @@ impl Cluster {
     pub(crate) fn status(&self, now: Now) -> DirectorStatus {
         let vrrp = self.running.as_ref().map(|running| {
             let messages = running.messages.borrow();
-            let mut readiness = running.readiness.borrow().clone().unwrap_or_default();
+            let readiness = running.readiness.borrow().clone();
+            let mut readiness = readiness.unwrap_or_else(Readiness::unknown);
             if let Some(lacking) = self.lacking().filter(|_| readiness.ready) {
                 readiness.ready = false;
                 readiness.waits_for = lacking;

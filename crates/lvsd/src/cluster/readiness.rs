@@ -18,6 +18,16 @@ pub(super) struct Readiness {
     pub(super) waits_for: String,
 }
 
+impl Readiness {
+    /// The readiness until the first query has ended.
+    pub(super) fn unknown() -> Self {
+        Self {
+            ready: false,
+            waits_for: "the first answer of the dataplane".to_owned(),
+        }
+    }
+}
+
 /// Queries the readiness of the dataplane until all receivers are dropped. The value is `None`
 /// until the first query has ended.
 pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {

@@ -100,8 +100,8 @@ fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     )
 }
 
-/// Name of a character that word processors use instead of an ASCII one, and that ASCII character;
-/// `None` for other characters.
+/// For an error message: the name of a character that word processors insert, and the text to write
+/// in its place. `None` for other characters.
 const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
     Some(match c {
         '\u{201c}' | '\u{201d}' | '\u{201e}' | '\u{00ab}' | '\u{00bb}' => {

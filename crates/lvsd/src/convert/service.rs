@@ -97,9 +97,9 @@ impl Service {
         })
     }
 
-    /// Removes the port of a server with direct routing or a tunnel if it differs from a port of the service. The
-    /// server's check still uses the port. Other methods do not translate ports, and keepalived,
-    /// ldirectord and the configure script then use the service's port.
+    /// Removes the port of a server with direct routing or a tunnel if it differs from a port of
+    /// the service. The server's check still uses the port. These methods do not translate ports,
+    /// and keepalived, ldirectord and the configure script use the service's port.
     pub(super) fn keep_ports(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         for server in &mut self.servers {
@@ -348,7 +348,8 @@ impl Server {
     }
 }
 
-/// Numbers of servers that correspond to a quorum by weight.
+/// A quorum of keepalived, which counts weights, as numbers of usable servers: lvsd gains its
+/// quorum at `up`, and loses it below `down`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Needed {
     pub(super) up: usize,

@@ -299,7 +299,7 @@ fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Heal
         };
         tracing::error!(service = %name, code = "service_unusable", "{all} down: unless the file has a sorry server or `panic_below`, the service refuses new connections");
     } else if change.up && good == 1 && change.lasted.is_some() {
-        tracing::warn!(service = %name, "the first of {} servers is up again", states.len());
+        tracing::warn!(service = %name, "1 of {} servers is up again", states.len());
     }
 }
 

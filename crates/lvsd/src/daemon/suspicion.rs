@@ -98,7 +98,8 @@ impl<P: Prober> Inputs<P> {
 
 impl<P: Prober> Daemon<P> {
     /// Determines the suspicious servers from a new state of the dataplane, and reports the
-    /// changes. Then treats those with `passive = true` as down.
+    /// changes. Then treats those with `passive = true` as down, unless fewer than half of a
+    /// service's servers would remain in use.
     pub(super) fn judge(&mut self, now: Instant) {
         let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
         for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {

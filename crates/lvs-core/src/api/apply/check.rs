@@ -267,8 +267,12 @@ mod tests {
         let addr: IpAddr = "10.0.0.1".parse().unwrap();
         assert!(check_local(&[addr]).is_ok() && check_local(&[]).is_ok());
         let twice = check_local(&[addr, addr]).unwrap_err();
-        assert!(twice.message.contains("twice"));
+        assert!(
+            twice.message.contains("twice"),
+            "no `twice` in {}",
+            twice.message
+        );
         let many = check_local(&[addr; 257]).unwrap_err();
-        assert!(many.message.contains("257"));
+        assert!(many.message.contains("257"), "no `257` in {}", many.message);
     }
 }

@@ -161,7 +161,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn tag_match_finds_equal_bytes_only(word: u64, tag in 0_u64..128) {
+        fn tag_match_finds_exactly_the_slots_with_equal_seven_bit_tag(word: u64, tag in 0_u64..128) {
             let expected: Vec<usize> = (0..8).filter(|lane| word >> (lane * 8) & 0x7f == tag).collect();
             proptest::prop_assert_eq!(lanes(word, tag).collect::<Vec<_>>(), expected);
         }

@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_less_than_a_window_beyond_limit_belongs_to_connection() {
+    fn ftp_segment_less_than_one_window_beyond_receive_window_belongs_to_connection() {
         let mut track = opened();
         assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
         assert!(bare(

@@ -495,10 +495,14 @@ impl Peers {
         self.add(|counts| &counts.kept, results.kept);
     }
 
-    /// Returns the reason why this director is not ready: the first peer whose connections have not
-    /// all arrived, or were not compared yet. A peer does not count if it stays unreachable for
-    /// longer than `wait`, or never sends some of its connections. If `wait` is zero, no peer
-    /// counts. `None` if this director is ready; it then stays ready.
+    /// Returns the reason why this director is not ready: the first peer from which it still awaits
+    /// connections or their first comparison. `None` if this director is ready; it then stays
+    /// ready.
+    ///
+    /// `wait` runs from the start of this director: after it, disconnected peers do not count,
+    /// except a peer that refuses the handshake, which counts until the operator has corrected the
+    /// cause. A peer whose connections still differ after several repairs does not count either. If
+    /// `wait` is zero, no peer counts.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
             return None;

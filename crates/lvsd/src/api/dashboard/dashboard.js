@@ -110,7 +110,7 @@
 
   const by = (wish) => `${wish.who ? ` by ${wish.who}` : ""}${wish.why ? ` (${wish.why})` : ""}`;
 
-  const isOld = (o) => !o.dataplane.idle && o.dataplane.seen_ms !== null && o.dataplane.seen_ms >= OLD;
+  const isOld = (o) => o.dataplane.connected && !o.dataplane.idle && o.dataplane.seen_ms !== null && o.dataplane.seen_ms >= OLD;
 
   const hangs = (o) => `The dataplane has not answered for ${lasted(Math.floor(o.dataplane.seen_ms / 1000))}`;
 
@@ -240,12 +240,12 @@
     for (const a of (announce && announce.addresses) || []) row(`announcement of ${a.address}`, !a.trouble, a.standing, a.trouble || "");
     for (const p of o.dataplane.peers || []) {
       const tables = (o.dataplane.tables || []).find((t) => t.peer === p.peer);
-      const notes = [p.trouble, p.missing ? `${plural(p.missing, "connection")} missing` : "", tables ? `its services: ${tables.state}` : ""];
+      const notes = [p.missing ? `${plural(p.missing, "connection")} missing` : "", tables ? `its services: ${tables.state}` : ""];
       row(`peer ${p.peer}`, p.state === "in step", p.state, notes.filter(Boolean).join("; "));
     }
     for (const s of o.sources) {
       const age = s.answered ? `last answer ${lasted(Math.max(0, o.now - s.answered))} ago` : "no answer since lvsd started";
-      row(`${s.kind} ${s.name}`, !s.trouble, s.trouble ? "no answer" : "answers", [s.trouble, age, plural(s.items, "item")].filter(Boolean).join("; "));
+      row(`${s.kind} ${s.name}`, !s.trouble, s.trouble ? "no usable answer" : "answers", [age, plural(s.items, "item")].join("; "));
     }
     $("others").hidden = !rows.length;
     fill($("peers"), rows.length ? [table(["What", "State", "Notes"], rows)] : []);

@@ -39,8 +39,7 @@ pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
             vrrp.track
         );
         if !vrrp.ready {
-            let cause = cause_of_wait(&vrrp.waits_for);
-            let _ = write!(text, "; NOT READY, waits for {cause}");
+            let _ = write!(text, "; NOT READY, waits for {}", vrrp.waits_for);
         }
         if vrrp.ignored > 0 {
             let _ = write!(text, "; {} lines in the FIFO were invalid", vrrp.ignored);
@@ -56,8 +55,11 @@ pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
                 true => "this director announces no addresses",
                 false => "routers prefer other directors",
             };
-            let cause = cause_of_wait(&announce.waits_for);
-            let _ = writeln!(text, "{effect}: NOT READY, waits for {cause}");
+            let _ = writeln!(
+                text,
+                "{effect}: NOT READY, waits for {}",
+                announce.waits_for
+            );
         }
         if !announce.trouble.is_empty() {
             let _ = writeln!(
@@ -78,14 +80,6 @@ pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
         let _ = writeln!(text, "warning: {warning}");
     }
     text
-}
-
-/// The cause of a wait; it is empty until the dataplane was queried.
-fn cause_of_wait(cause: &str) -> &str {
-    match cause {
-        "" => "the first answer of the dataplane",
-        cause => cause,
-    }
 }
 
 /// Lines about the director without its services.
@@ -250,7 +244,10 @@ fn peer_line(text: &mut String, peer: &PeerStanding, tables: Option<&TablesInfo>
                 0 => String::new(),
                 count => format!(", {count} connections missing"),
             };
-            let state = state.to_uppercase();
+            let state = match state {
+                "bulk" => "IN A FULL SYNC".to_owned(),
+                state => state.to_uppercase(),
+            };
             write!(text, "{state} for {}{missing}", lasted(peer.seconds))
         }
     };

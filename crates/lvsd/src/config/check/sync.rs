@@ -99,7 +99,7 @@ impl Checker<'_> {
         let listen = raw.listen.as_ref().and_then(|text| {
             let read = directors::address(text.get_ref());
             if let Err(why) = read.clone() {
-                let title = format!("`{}` is not an address", text.get_ref());
+                let title = format!("`{}` is not a usable address", text.get_ref());
                 self.report(
                     Diagnostic::error(text.span(), title)
                         .label(why)

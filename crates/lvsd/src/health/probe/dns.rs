@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dns_probe_succeeds_only_with_expected_code_number_and_address_of_answer() {
+    async fn dns_probe_succeeds_only_if_rcode_answer_count_and_address_match() {
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         tokio::spawn(async move {

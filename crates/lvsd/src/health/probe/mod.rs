@@ -73,8 +73,8 @@ impl ProbeError {
         let words = words.split(" (os error").next().unwrap_or_default();
         let (first, rest) = words.split_at(words.chars().next().map_or(0, char::len_utf8));
         let reason = format!("{target}: {}{rest}", first.to_lowercase());
-        if is_own_shortage(error) {
-            return Self::Local(reason);
+        if let Some(fix) = fix_of_shortage(error) {
+            return Self::Local(format!("{reason}; {fix}"));
         }
         let code = match Errno::from_io_error(error) {
             Some(Errno::CONNREFUSED) => Code::Refused,
@@ -98,28 +98,25 @@ impl ProbeError {
     }
 }
 
-/// Whether this host lacks something that a check needs (descriptors, memory, ports), or its own
-/// output filter has dropped the packet. Every other error of a socket is attributed to the server
-/// or the path to it: a refusal, a missing route, one of the many ICMP errors of the server's
-/// firewall.
+/// The fix if this host lacks something that a check needs (descriptors, memory, ports), or its own
+/// output filter has dropped the packet. `None` for every other error of a socket, which is
+/// attributed to the server or the path to it: a refusal, a missing route, one of the many ICMP
+/// errors of the server's firewall.
 ///
 /// The number of the error decides, not its [`io::ErrorKind`]: EPERM comes from this host's filter,
 /// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both have
 /// the same kind.
-fn is_own_shortage(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(
-            Errno::MFILE
-                | Errno::NFILE
-                | Errno::NOMEM
-                | Errno::NOBUFS
-                | Errno::NOSPC
-                | Errno::ADDRNOTAVAIL
-                | Errno::ADDRINUSE
-                | Errno::PERM
-        )
-    )
+fn fix_of_shortage(error: &io::Error) -> Option<&'static str> {
+    Some(match Errno::from_io_error(error)? {
+        Errno::MFILE => "raise LimitNOFILE in the unit of lvsd (ulimit -n in a shell)",
+        Errno::NFILE => "raise fs.file-max of this host (sysctl)",
+        Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => "this host lacks memory (free -m)",
+        Errno::ADDRNOTAVAIL | Errno::ADDRINUSE => {
+            "this host has no free local port (ss -s; sysctl net.ipv4.ip_local_port_range)"
+        }
+        Errno::PERM => "a filter of this host drops the packets (nft list ruleset)",
+        _ => return None,
+    })
 }
 
 /// The path of a client: to a service, and through the dataplane to the server.

@@ -153,7 +153,7 @@ impl Client {
         message::read(&answer?).map_err(Error::failed)
     }
 
-    /// Requests a token from the member, unless the client has one.
+    /// Requests a token from the member, if a user name is configured and the client has no token.
     async fn log_in(&mut self) -> Result<(), Error> {
         let Some((name, password)) = self.access.login.clone() else {
             return Ok(());

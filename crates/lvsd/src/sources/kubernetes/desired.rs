@@ -228,10 +228,11 @@ struct Server<'a> {
     node: Option<&'a str>,
 }
 
-/// Translates all Services with addresses.
+/// Translates into TOML all Services that lvsd serves and that have addresses. A Service that
+/// cannot be translated is not an error: [`Desired::refused`] gets the reason.
 ///
 /// # Errors
-/// There are too many services or servers.
+/// There are too many ports, counted at each address, or too many servers.
 pub(super) fn desired(
     model: &Model,
     assigned: &Assigned,
