@@ -648,15 +648,17 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_the_dataplane_lacks_are_named_with_fix() {
+    fn peers_that_the_dataplane_lacks_require_its_restart() {
         let mut cluster = Cluster::recall(None);
         assert!(cluster.has_peers() && cluster.lacking().is_none());
         cluster.take_lacking(vec![SocketAddr::from(([192, 0, 2, 2], 8848))]);
         assert!(!cluster.has_peers());
         let why = cluster.lacking().unwrap();
         assert!(
-            why.contains("192.0.2.2: systemctl restart lvs-dataplane"),
-            "no `192.0.2.2: systemctl restart lvs-dataplane` in {why}"
+            why.contains(
+                "a restart of the dataplane, which was started without the peers 192.0.2.2"
+            ),
+            "no `a restart of the dataplane, which was started without the peers 192.0.2.2` in {why}"
         );
         cluster.take_lacking(Vec::new());
         assert!(cluster.has_peers());

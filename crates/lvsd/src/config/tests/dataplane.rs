@@ -159,7 +159,7 @@ fn sync_peers_table_is_converted_to_options_of_dataplane_or_refused_if_invalid()
             KEY ; addresses = "other" | `other` is not an address
             KEY ; addresses = [] | 0 peers are configured
             KEY ; addresses = ["192.0.2.2", "192.0.2.2:9"] | 192.0.2.2 is named twice
-            KEY ; addresses = "192.0.2.2" ; listen = "eth0" | `eth0` is not an address
+            KEY ; addresses = "192.0.2.2" ; listen = "eth0" | `eth0` is not a usable address
             KEY ; addresses = "192.0.2.2" ; connect_timeout = "2h" | `connect_timeout` is out of range
             KEY ; addresses = "192.0.2.2" ; mismatch_alarm_after = "0s" | `mismatch_alarm_after` is out of range
             KEY | `addresses` of [sync.peers] is missing
