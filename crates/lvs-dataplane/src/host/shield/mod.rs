@@ -102,7 +102,7 @@ pub enum ShieldError {
 }
 
 /// The shield. The kernel removes it when this value is dropped or the process ends, unless another
-/// process has a copy of the [socket](Self::socket).
+/// process has a copy of the netlink socket that made the table.
 #[derive(Debug)]
 pub struct Shield {
     socket: Socket,
