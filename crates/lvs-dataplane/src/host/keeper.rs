@@ -348,6 +348,7 @@ impl Keeper {
         let (announced, mut routes) = self.routes();
         announced.withdraw_all(&mut routes);
         self.set_own(&HashSet::new());
+        self.vips.log_changes();
     }
 
     /// Publishes a snapshot, if it differs from the last one. Then removes and adds the ports of
@@ -531,6 +532,10 @@ impl Keeper {
             self.follow_missing();
         }
         self.dataplane.keep();
+        // A change of many services takes several steps.
+        if self.changed.is_none_or(|since| since + QUIET <= now) {
+            self.vips.log_changes();
+        }
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended, so that their answers need not be hidden
         // any more.

@@ -16,7 +16,6 @@ use tracing::warn;
 
 use super::keeper::Keeper;
 use super::view::View;
-use super::vips::log_answers;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
 
@@ -394,7 +393,6 @@ impl Keeper {
         for &addr in &new {
             self.add_own(addr);
         }
-        log_answers("answers", &new);
         let gone: Vec<IpAddr> = before.difference(own).copied().collect();
         if gone.is_empty() {
             return;
@@ -408,7 +406,6 @@ impl Keeper {
             }
         }
         self.vips.remove(&gone, &self.tables);
-        log_answers("no longer answers", &gone);
     }
 
     fn add_own(&mut self, addr: IpAddr) {
@@ -493,7 +490,6 @@ impl Keeper {
         self.interception.complain_also_of(&new, state);
         self.next.tables_differ = true;
         self.next.plan_differs = true;
-        let mut answered = Vec::new();
         for addr in new {
             let quiet = self.announced.has(addr);
             let own = self.setup.own_all_vips && !quiet && !self.tables.state.is_local(addr);
@@ -506,7 +502,6 @@ impl Keeper {
                 more.own_vips.insert(addr);
                 if !self.vips.answers_for(addr) {
                     self.add_own(addr);
-                    answered.push(addr);
                 }
             }
             if by_hand.contains(&addr) {
@@ -520,6 +515,5 @@ impl Keeper {
             }
             self.vips.add_service(addr);
         }
-        log_answers("answers", &answered);
     }
 }

@@ -152,6 +152,10 @@ pub(super) struct Vips {
     /// logged.
     unclaimed: HashSet<IpAddr>,
     answers: Answers,
+    /// The own addresses that were logged.
+    logged: BTreeSet<IpAddr>,
+    /// Whether own addresses have changed since they were logged.
+    unlogged: bool,
 }
 
 impl Vips {
@@ -170,6 +174,8 @@ impl Vips {
             defended: HashMap::new(),
             unclaimed: HashSet::new(),
             answers: Answers::default(),
+            logged: BTreeSet::new(),
+            unlogged: false,
         })
     }
 
@@ -197,11 +203,13 @@ impl Vips {
             self.listen(port, addr, true);
         }
         self.own.insert(addr, Burst::of(GAPS.len() + 1));
+        self.unlogged = true;
         self.next_announcement = Some(Instant::ZERO);
     }
 
     /// Removes own addresses of the dataplane, and leaves their multicast groups.
     pub(super) fn remove(&mut self, gone: &[IpAddr], tables: &Tables) {
+        self.unlogged = true;
         for addr in gone {
             self.own.remove(addr);
             self.defended.remove(addr);
@@ -218,6 +226,19 @@ impl Vips {
                 self.listen(port, addr, false);
             }
         }
+    }
+
+    /// Logs for which own addresses the dataplane has begun or ceased to answer since the last call.
+    pub(super) fn log_changes(&mut self) {
+        if !std::mem::take(&mut self.unlogged) {
+            return;
+        }
+        let own: BTreeSet<IpAddr> = self.own.keys().copied().collect();
+        let new: Vec<IpAddr> = own.difference(&self.logged).copied().collect();
+        let gone: Vec<IpAddr> = self.logged.difference(&own).copied().collect();
+        log_answers("answers", &new);
+        log_answers("no longer answers", &gone);
+        self.logged = own;
     }
 
     /// Joins the multicast groups of own addresses on a new interface.
@@ -655,7 +676,7 @@ fn is_on(port: PortId, addr: IpAddr, tables: &Tables) -> bool {
 /// Logs the addresses for which the dataplane has begun or ceased to answer: one line with the
 /// first of them, and, if there are more, a line for each at the level `debug`. `answers`: the
 /// verb.
-pub(super) fn log_answers(answers: &str, addresses: &[IpAddr]) {
+fn log_answers(answers: &str, addresses: &[IpAddr]) {
     let shown = addresses.len().min(LOGGED_MAX);
     let first: Vec<String> = addresses[..shown].iter().map(ToString::to_string).collect();
     let first = first.join(", ");
