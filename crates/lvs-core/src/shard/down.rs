@@ -477,11 +477,10 @@ impl Shard {
                 link.server.attempts().count_opened();
             }
         }
-        let tracked = slot.has(flag::TRACKED);
         if slot.has(flag::GONE) {
             return self.reply_gone(index, meta);
         }
-        if tracked {
+        if slot.has(flag::TRACKED) {
             self.track(index, meta, false);
         }
         None

@@ -532,11 +532,12 @@ impl Keeper {
             self.follow_missing();
         }
         self.dataplane.keep();
+        let settled = self.changed.is_none_or(|since| since + QUIET <= now);
+        let quiet = settled && self.changed.is_some();
         // A change of many services takes several steps.
-        if self.changed.is_none_or(|since| since + QUIET <= now) {
+        if settled {
             self.vips.log_changes();
         }
-        let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended, so that their answers need not be hidden
         // any more.
         if quiet || (self.updated + REMOVED_PERIOD <= now && self.has_remains()) {

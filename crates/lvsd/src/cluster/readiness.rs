@@ -12,7 +12,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Time without an answer after which the dataplane is assumed not to forward packets.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Readiness {
     pub(super) ready: bool,
     pub(super) waits_for: String,
